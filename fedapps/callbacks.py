@@ -64,28 +64,36 @@ class EarlyStopping(Callback):
     another model, a new best of that one counts as well. Novel clients have no influence."""
 
     def __init__(self, patience: int, select: str = AUTO) -> None:
-        self.patience, self.select = patience, select
-        self.best = self.best_global = -math.inf  # of the own models, and of what novel clients get
-        self.since = 0
+        self.patience = patience
+        self.select = select
+        self.best = -math.inf  # of the training clients' models
+        self.best_global = -math.inf  # of the model that novel clients get
+        self.since = 0  # evaluations without a new best score
 
     def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """Count, unless a further phase of the method is still to come."""
-        scores, before = report["evaluation"], (self.best, self.best_global)
+        scores = report["evaluation"]
         if self.select == AUTO:
             self.select = main_score(name.removeprefix("train-") for name in scores).name
-        own = scores.get(f"train-trimmed-{self.select}")
-        other = scores.get(f"train-trimmed-global-{self.select}")
-        if own is None:
+        score = scores.get(f"train-trimmed-{self.select}")
+        global_score = scores.get(f"train-trimmed-global-{self.select}")
+        if score is None:
             raise RuntimeError(
                 f"early-stopping needs training clients with validation samples that report their "
                 f"{self.select}"
             )
         if not strategy.may_stop:
             return
-        self.best = max(goodness(self.select, own), self.best)
-        if other is not None:
-            self.best_global = max(goodness(self.select, other), self.best_global)
-        self.since = self.since + 1 if (self.best, self.best_global) == before else 0
+        self.since += 1
+        goodness_now = goodness(self.select, score)
+        if goodness_now > self.best:
+            self.best = goodness_now
+            self.since = 0
+        if global_score is not None:
+            global_goodness = goodness(self.select, global_score)
+            if global_goodness > self.best_global:
+                self.best_global = global_goodness
+                self.since = 0
         if self.since >= self.patience:
             raise Stop(f"no better validation in {self.since} evaluations")
 
@@ -95,8 +103,9 @@ class EarlyStopping(Callback):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue to count."""
-        self.best, self.since = state["best"], state["since"]
+        self.best = state["best"]
         self.best_global = state.get("best-global", -math.inf)  # earlier checkpoints have none
+        self.since = state["since"]
 
 
 class Logger(Callback):
@@ -146,6 +155,7 @@ class TensorBoard(Logger):
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer: Any = SummaryWriter(folder / "tensorboard")
+        # TensorBoard shows texts as Markdown: indented lines are code.
         text = "\n".join(f"    {key} = {value!r}" for key, value in config.items())
         self.writer.add_text("configuration", text)
 
@@ -180,6 +190,7 @@ class MLflow(Logger):
             mlflow.set_tracking_uri(f"sqlite:///{folder.parent / 'mlflow.db'}")
         mlflow.set_experiment("fedapps")
         mlflow.start_run(run_name=folder.name)
+        # MLflow refuses a plus sign in names, as in fedtta++.
         mlflow.log_params({key.replace("+", "p"): value for key, value in config.items()})
 
     def write(self, values: dict[str, float], round_: int) -> None:
@@ -201,6 +212,7 @@ class WandB(Logger):
         import wandb
 
         named: dict[str, Any] = {"project": "fedapps", "name": folder.name, "dir": folder}
+        # A process may train several runs; each gets one of its own.
         self.run: Any = wandb.init(**named, config=dict(config), reinit="create_new")
 
     def write(self, values: dict[str, float], round_: int) -> None:
@@ -234,13 +246,13 @@ class Callbacks:
             self._call("run_ends", summary())
 
     def _start(self, config: Config) -> None:
-        everyone = list(self.callbacks)
-        for number, callback in enumerate(everyone):
+        all_callbacks = list(self.callbacks)
+        for number, callback in enumerate(all_callbacks):
             try:
                 callback.run_starts(config)
             except Exception as error:
                 reason = f"callback {_name(callback)} cannot start: {error_line(error)}"
-                self.callbacks = everyone[:number]
+                self.callbacks = all_callbacks[:number]  # those that have started are ended
                 self._call("run_ends", {"finished": False, "error": reason})
                 raise RuntimeError(
                     f"{reason}; mend it, or leave it out of callbacks: nothing was trained"
@@ -252,7 +264,7 @@ class Callbacks:
         for callback in list(self.callbacks):
             with self._guarded(callback):
                 state = callback.state()
-                state_bytes({"state": state})
+                state_bytes({"state": state})  # an error here removes it, not the checkpoint
                 states.append(state)
         return states
 
@@ -308,6 +320,7 @@ def make_callbacks(config: Config) -> Callbacks:
             callbacks.append(_make(name.strip()))
     for callback in callbacks:
         callback.check(config)
+    # Last, so that the others see the round that ends training.
     if patience:
         callbacks.append(EarlyStopping(patience, str(config["selection-metric"])))
     return Callbacks(callbacks)
@@ -325,7 +338,10 @@ def numbers(report: Report, prefix: str = "") -> Iterator[tuple[str, float]]:
 def _name(callback: Callback) -> str:
     """The name in the setting `callbacks`, or the class's."""
     kind = type(callback)
-    return next((name for name, known in LOGGERS.items() if kind is known), kind.__name__)
+    for name, known in LOGGERS.items():
+        if kind is known:
+            return name
+    return kind.__name__
 
 
 def _make(name: str) -> Callback:

@@ -182,6 +182,7 @@ def _columns(comparison: Comparison, lines: Sequence[Any]) -> dict[str, list[str
     columns["mean"] = [_measured(line) for line in lines]
     columns["published"] = [number(line, line.published) for line in lines]
     columns["difference"] = [number(line, line.mean - line.published, sign=True) for line in lines]
+    # A single method has nothing to be compared with.
     if comparison.lines[comparison.by[0]].nunique() > 1:
         columns[f"less {comparison.against}"] = [_judged(line) for line in lines]
     for name, title in SPREADS.items():

@@ -201,8 +201,9 @@ def shortened(runs: "DataFrame") -> "DataFrame":
     names = runs.method.str.partition(" ")[0]
     labels = runs.method.copy()
     for name, group in runs.groupby(names):
-        settings = [set(own_settings(label).items()) for label in group.method]
-        same = {key for key, _ in set.intersection(*settings)}
+        # A setting is the same if every label has its key with the same word.
+        settings = [own_settings(label).items() for label in group.method]
+        same = dict(set.intersection(*map(set, settings)))
         labels[names == name] = [label_without(label, same) for label in group.method]
     return runs.assign(method=labels)
 

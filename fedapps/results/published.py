@@ -42,46 +42,66 @@ class Published:
         """Raises ValueError for a table that does not follow the module's docstring."""
         columns = tables if isinstance(tables, list) else [tables]
         for column in columns:
-            inner = column.values() if isinstance(column, dict) else [None]
-            if not all(isinstance(table, dict) for table in inner):
-                raise ValueError(f"[published] holds {column!r:.100}; it must hold tables")
-            if unknown := column.keys() - SCORES.keys() - {"at"}:
-                known = ", ".join(["at", *SCORES])
-                raise ValueError(f"[published] has {min(unknown)!r}; known: {known}")
-            for score in column.keys() - {"at"}:
-                for method, value in column[score].items():
-                    if type(value) not in (int, float) or not isfinite(value):
-                        raise ValueError(
-                            f"[published] {score} of {method} is {value!r:.100}, no number"
-                        )
+            _check_column(column)
         return cls(settings, columns)
 
     def value(self, label: str, config: Mapping[str, Any], score: str) -> float | None:
         """The paper's value for a run's method and settings, None if there is none."""
         for column in self.columns:
             at = column.get("at", {})
-            fixed = {key: self.settings[key] for key in DEFINING if key in self.settings} | at
+            # A label that sets what selects the column is written there without it.
             value = column.get(score, {}).get(label_without(label, at))
-            if value is not None and all(effective(config, k) == v for k, v in fixed.items()):
+            if value is None:
+                continue
+            fixed = {key: self.settings[key] for key in DEFINING if key in self.settings}
+            fixed |= at
+            if all(effective(config, key) == wanted for key, wanted in fixed.items()):
                 return float(value)
         return None
 
     def of(self, runs: "DataFrame", score: str) -> float | None:
         """The value for a group of runs: that of the first run that has one."""
-        values = (self.value(run.variant, run.config, score) for run in runs.itertuples())
-        return next((value for value in values if value is not None), None)
+        for run in runs.itertuples():
+            value = self.value(run.variant, run.config, score)
+            if value is not None:
+                return value
+        return None
 
     def deviations(self, runs: "DataFrame") -> dict[str, Value]:
         """The settings in which runs with published values differ from the experiment."""
-        selecting = {key for column in self.columns for key in column.get("at", {})} | IGNORED
+        # What selects a column differs between columns, not between the paper and the runs.
+        selecting = set(IGNORED)
+        for column in self.columns:
+            selecting |= column.get("at", {}).keys()
         differing: dict[str, Value] = {}
         for label, config in zip(runs.variant, runs.config, strict=True):
             if all(self.value(label, config, score) is None for score in SCORES):
                 continue
+            of_label = own_settings(label)
             for key, value in self.settings.items():
+                # A label's settings are visible in the table, beside the value.
                 name = key.removeprefix(f"{config['method']}.")
-                if key in selecting or name in own_settings(label):
+                if key in selecting or name in of_label:
                     continue
                 if config.get(key, value) != value:
                     differing[key] = config[key]
         return differing
+
+
+def _check_column(column: Any) -> None:
+    """Raise ValueError unless the column maps "at" and known scores to tables, and each score's
+    table methods to finite numbers."""
+    tables = column.values() if isinstance(column, dict) else [None]
+    if not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"[published] holds {column!r:.100}; it must hold tables")
+    unknown = column.keys() - SCORES.keys() - {"at"}
+    if unknown:
+        known = ", ".join(["at", *SCORES])
+        raise ValueError(f"[published] has {min(unknown)!r}; known: {known}")
+    for score, values in column.items():
+        if score == "at":
+            continue
+        for method, value in values.items():
+            # By `type`, since a boolean is an instance of int; TOML also has NaN and infinity.
+            if type(value) not in (int, float) or not isfinite(value):
+                raise ValueError(f"[published] {score} of {method} is {value!r:.100}, no number")
