@@ -54,5 +54,8 @@ def deploy(
     for name in chosen if status or start or stop else ():
         state = "alive" if deployment.alive(name) else "down"
         console.print(f"{name}: {state}", highlight=False)
+    if status:
+        with refusals(RuntimeError, code=1):  # processes live on for a while after its end
+            deployment.check_certificates()
     if nodes:
         console.print(f"{folder}: {len(names)} start scripts; read {folder / 'README.md'}")

@@ -44,7 +44,11 @@ def serve(
         config |= {"serve-every": every, "serve-again": again, "serve-round": round_}
         check_serving(config)
         home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
-        flwr = Deployment.read(deployment).flwr() if deployment else Flwr(home, superlink)
+        flwr = Flwr(home, superlink)
+        if deployment:
+            served = Deployment.read(deployment)
+            served.check_certificates()
+            flwr = served.flwr()
         run_id = flwr.submit(config)
     console = make_console()
     console.print(f"serving {loaded.method} as run {run_id}; Ctrl-C ends it", highlight=False)

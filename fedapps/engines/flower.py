@@ -11,14 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fedapps.common.errors import error_line
+from fedapps.common.addresses import connection_error
+from fedapps.common.errors import error_line, printable
+from fedapps.common.proxies import without_proxy
 from fedapps.common.resources import num_cpus
 from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
@@ -31,11 +33,19 @@ START_SECONDS = 60.0
 STATUS_SECONDS = 10.0  # between two polls of the SuperLink; each starts a process
 MAX_FAILED_POLLS = 4  # in a row
 NAME = "fedapps"  # of the SuperLink in Flower's configuration
+LOGGED_ERROR = re.compile(
+    r"^(?:\x1b\[\d+m)*ERROR(?:\x1b\[\d+m| )*:\s+(.+)$"  # Flower's
+    r"|^\S+ ERROR \[uvicorn\.error\] (.+)$"
+    r"|^[\w.-]+: error: (.+)$"  # of the options
+    r"|^([\w.]*(?:Error|Exception): .+)$",
+    re.MULTILINE,
+)
 
 
-def environment(home: Path) -> dict[str, str]:
-    """The environment of processes whose FLWR_HOME is `home`."""
-    return os.environ | {
+def environment(home: Path, *hosts: str) -> dict[str, str]:
+    """The environment of processes whose FLWR_HOME is `home`. They reach this machine and `hosts`
+    without a proxy."""
+    return without_proxy(os.environ, *hosts) | {
         "PATH": f"{COMMANDS}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -44,11 +54,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Flwr:
-    """Flower's command under FLWR_HOME = `home`, whose configuration has the SuperLink `name`."""
+    """Flower's command under FLWR_HOME = `home`, whose configuration has the SuperLink `name`. It
+    reaches this machine and `hosts` without a proxy."""
 
-    def __init__(self, home: Path, name: str) -> None:
+    def __init__(self, home: Path, name: str, *hosts: str) -> None:
         self.home, self.name = home, name
-        self.env = environment(home)
+        self.env = environment(home, *hosts)
 
     def submit(self, config: Mapping[str, Value], federation: str = "") -> int:
         """Submit a run of this package by ``flwr run``; returns the run's id."""
@@ -101,7 +112,8 @@ class Flwr:
         except json.JSONDecodeError:
             answer = {"error-message": (done.stderr or done.stdout).strip()}
         if done.returncode or not answer.get("success", False):
-            raise RuntimeError(f"flwr {arguments[0]} failed: {answer.get('error-message')}")
+            message = str(answer.get("error-message")).replace("\\n", " ")
+            raise RuntimeError(f"flwr {arguments[0]} failed: {' '.join(message.split())}")
         return answer
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -178,12 +190,14 @@ def superlink(log: Path, *, simulation: bool = True) -> Iterator[SuperLink]:
             arguments = ["--insecure", "--host", "127.0.0.1", "--port", str(link.port)]
             arguments += ["--disable-runtime-dependency-installation"]
             arguments += ["--simulation"] if simulation else []
+            written = log.stat().st_size if log.is_file() else 0
             process = link.start("flower-superlink", *arguments)
-            deadline = time.monotonic() + START_SECONDS
-            while not listening(link.port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the SuperLink did not start; its log is {log}")
-                time.sleep(0.1)
+
+            def ask() -> None:
+                if error := connection_error("127.0.0.1", link.port):
+                    raise RuntimeError(error)
+
+            wait_for_superlink(ask, lambda: process.poll() is None, log, written)
             yield link
     finally:
         for process in processes:
@@ -197,11 +211,34 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def listening(port: int) -> bool:
-    """Whether a process accepts connections on the port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.settimeout(0.2)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def wait_for_superlink(
+    ask: Callable[[], None], alive: Callable[[], bool], log: Path, written: int = 0
+) -> None:
+    """Wait until `ask` raises no RuntimeError while the SuperLink is `alive`.
+
+    Raises RuntimeError with the last error otherwise, or with the one in its `log`, from the byte
+    `written` on, if it has one."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return ask()
+        except RuntimeError as error:
+            reason = str(error)
+        if not alive() or time.monotonic() > deadline:
+            reason = logged_error(log, written) or reason
+            raise RuntimeError(f"the SuperLink did not start: {reason}; its log is {log}")
+        time.sleep(0.1)
+
+
+def logged_error(log: Path, written: int = 0) -> str:
+    """The last error that Flower or its web server wrote to a log from that byte on, in one line;
+    "" if there is none."""
+    try:
+        text = log.read_bytes()[written:].decode("utf-8", "replace")
+    except OSError:
+        return ""
+    errors = ["".join(groups).strip() for groups in LOGGED_ERROR.findall(text)]
+    return printable(errors[-1]) if errors else ""
 
 
 def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -> None:

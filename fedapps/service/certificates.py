@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY = "fedapps authority"
+SERVER = "fedapps superlink"  # subject of a certificate for a name that a subject cannot hold
+MAX_SUBJECT = 64  # characters of a common name; https://www.rfc-editor.org/rfc/rfc5280#appendix-A.1
 DAYS = 825  # validity of a certificate: the longest that common TLS clients accept
 
 
@@ -24,7 +26,8 @@ def make_node_key(path: Path) -> None:
 
 
 def make_certificates(folder: Path, host: str) -> None:
-    """``ca.crt``, ``ca.key``, and ``server.pem``, ``server.key`` for `host`, a name or address."""
+    """``ca.crt``, ``ca.key``, and ``server.pem``, ``server.key`` for `host`, an address or a name
+    in ASCII."""
     ca_key = ec.generate_private_key(ec.SECP384R1())
     key = ec.generate_private_key(ec.SECP384R1())
     # TLS clients compare an address and a name with different kinds of entries.
@@ -35,7 +38,8 @@ def make_certificates(folder: Path, host: str) -> None:
     names = x509.SubjectAlternativeName([alternative])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     root = certificate(AUTHORITY, ca_key, ca_key)
-    server = certificate(host, key, ca_key, names, usage)
+    subject = host if len(host) <= MAX_SUBJECT else SERVER  # clients read the names alone
+    server = certificate(subject, key, ca_key, names, usage)
     for file, cert, private in (("ca.crt", root, ca_key), ("server.pem", server, key)):
         write_key((folder / file).with_suffix(".key"), private, pem.PrivateFormat.PKCS8)
         (folder / file).write_bytes(cert.public_bytes(pem.Encoding.PEM))

@@ -4,7 +4,6 @@ import json
 import shlex
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Self
 import psutil
 import tomli_w
 
-from fedapps.engines.flower import COMMANDS, START_SECONDS, Flwr, environment, free_port, listening
+from fedapps.common.addresses import connection_error, read_host, with_port
+from fedapps.common.proxies import LOOPBACK
+from fedapps.engines.flower import COMMANDS, Flwr, environment, free_port, wait_for_superlink
 from fedapps.files import write_text
 from fedapps.service import DEPLOYMENT
 from fedapps.service.certificates import check_valid, make_certificates, make_node_key
@@ -26,11 +27,13 @@ NAME = "deployment"  # of the SuperLink in Flower's configuration
 SCRIPT = """#!/bin/sh
 export FLWR_HOME={home} FLWR_TELEMETRY_ENABLED=0
 export PATH={commands}:$PATH
+no_proxy="{hosts},${{no_proxy-$NO_PROXY}}"
+export no_proxy NO_PROXY="$no_proxy"
 cd {home}/neutral || exit 1
 exec {command}
 """
 RUN_SETTINGS = "run.toml"  # what a run on clients of others should set
-README = """# A federation at {host}:{port}, {nodes} nodes
+README = """# A federation at {address}, {nodes} nodes
 
 fedapps deploy {folder} --start, --status, --stop: all processes on this machine.
 On other machines: copy a node's start script and {secrets} there, and adapt the paths.
@@ -41,8 +44,9 @@ fedapps serve RUN --deployment {folder}: a service
 
 @dataclass(frozen=True)
 class Deployment:
-    """A SuperLink at `host`:`port` and its nodes, each with a port of `ports` and its data in
-    `data` (empty: each node has its partition of the run's dataset).
+    """A SuperLink at `host` (an address, or a name in ASCII) and `port`, and its nodes, each with a
+    port of `ports` and its data in `data` (empty: each node has its partition of the run's
+    dataset).
 
     `write` writes scripts, keys and Flower's configuration to `folder`."""
 
@@ -70,9 +74,14 @@ class Deployment:
         """FLWR_HOME of all processes, with the configuration that names the SuperLink."""
         return self.folder / "home"
 
+    @property
+    def address(self) -> str:
+        """Where the SuperLink listens: ``host:port``, an address of IPv6 in brackets."""
+        return with_port(self.host, self.port)
+
     def flwr(self) -> Flwr:
         """Flower's command, over this deployment's SuperLink."""
-        return Flwr(self.home, NAME)
+        return Flwr(self.home, NAME, self.host)
 
     def write(self) -> None:
         """Write all files that the processes need, with a start script for each."""
@@ -81,7 +90,7 @@ class Deployment:
         database.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         database.touch(0o600)  # it holds models and messages; SQLite's own files get its mode
-        connection: dict[str, str | bool] = {"address": f"{self.host}:{self.port}"}
+        connection: dict[str, str | bool] = {"address": self.address}
         if self.tls:
             make_certificates(tls, self.host)
             connection["root-certificates"] = str(tls / "ca.crt")
@@ -100,7 +109,7 @@ class Deployment:
         for i, node in enumerate(self.nodes):
             self._write_node(i, node)
         secrets = "keys/NODE and tls/ca.crt" if self.tls else "nothing secret"
-        values = {"host": self.host, "port": self.port, "folder": self.folder, "name": NAME}
+        values = {"address": self.address, "folder": self.folder, "name": NAME}
         readme = README.format(**values, nodes=len(self.ports), secrets=secrets)
         write_text(self.folder / "README.md", readme)
         write_text(self.folder / RUN_SETTINGS, tomli_w.dumps({"protect": True}))
@@ -119,7 +128,7 @@ class Deployment:
             authority = self.folder / "tls" / "ca.crt"
             security = ["--root-certificates", authority, "--auth-supernode-private-key", key]
         self._write_script(
-            node, "flower-supernode", "--superlink", f"{self.host}:{self.port}",
+            node, "flower-supernode", "--superlink", self.address,
             "--host", "127.0.0.1", "--port", self.ports[i], "--node-config", config, *security,
         )  # fmt: skip
 
@@ -127,35 +136,49 @@ class Deployment:
         file = self.folder / f"start-{name}.sh"
         home, commands = shlex.quote(str(self.home)), shlex.quote(str(COMMANDS))
         text = shlex.join(map(str, command))
-        write_text(file, SCRIPT.format(home=home, commands=commands, command=text))
+        # A node may run on another machine, which may reach the SuperLink through a proxy.
+        hosts = ",".join((*LOOPBACK, self.host) if name == SUPERLINK else LOOPBACK)
+        script = SCRIPT.format(home=home, commands=commands, hosts=hosts, command=text)
+        write_text(file, script)
         file.chmod(0o700)
 
     def start(self, names: list[str]) -> None:
         """Start processes. Nodes' keys are registered when the SuperLink answers.
 
-        Raises RuntimeError if the SuperLink does not start, or its certificate has expired."""
+        Raises RuntimeError if a certificate is not valid, or if the SuperLink does not start; then
+        it is ended."""
+        self.check_certificates()
         if SUPERLINK in names and not self.alive(SUPERLINK):
-            for file in ("ca.crt", "server.pem") if self.tls else ():
-                check_valid(self.folder / "tls" / file)
-            self._spawn(SUPERLINK)
-            deadline = time.monotonic() + START_SECONDS
-            while not self._answers():
-                if not self.alive(SUPERLINK) or time.monotonic() > deadline:
-                    log = self.folder / "log" / f"{SUPERLINK}.log"
-                    raise RuntimeError(f"the SuperLink did not start; its log is {log}")
-                time.sleep(0.1)
-            for node in self.nodes if self.tls else ():
-                self.register(node)
+            try:
+                self._start_superlink()
+            except BaseException:  # also Ctrl-C
+                self.stop([SUPERLINK])
+                raise
         for node in names:
             if node != SUPERLINK and not self.alive(node):
                 self._spawn(node)
 
-    def _answers(self) -> bool:
-        """Whether the SuperLink answers; its port is open some time before."""
-        if listening(self.port):
-            with suppress(RuntimeError):
-                return bool(self.flwr().call("supernode", "list", NAME))
-        return False
+    def check_certificates(self) -> None:
+        """Raise RuntimeError if the nodes would refuse a certificate: it has expired, or is not
+        valid yet."""
+        if self.tls:
+            for name in ("ca.crt", "server.pem"):
+                check_valid(self.folder / "tls" / name)
+
+    def _start_superlink(self) -> None:
+        log = self._log_file(SUPERLINK)
+        written = log.stat().st_size if log.is_file() else 0
+        self._spawn(SUPERLINK)
+        wait_for_superlink(self._ask, lambda: self.alive(SUPERLINK), log, written)
+        if self.tls:
+            for node in self.nodes:
+                self.register(node)
+
+    def _ask(self) -> None:
+        """Raise RuntimeError unless the SuperLink answers; its port is open some time before."""
+        if error := connection_error(self.host, self.port):
+            raise RuntimeError(error)
+        self.flwr().call("supernode", "list", NAME)
 
     def register(self, node: str) -> None:
         """Register the node's key with the SuperLink, unless it is registered."""
@@ -184,18 +207,21 @@ class Deployment:
         return self._process(name) is not None
 
     def _spawn(self, name: str) -> None:
-        log = self.folder / "log" / f"{name}.log"
+        log = self._log_file(name)
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [str(self.folder / f"start-{name}.sh")],
-                env=environment(self.home),
+                env=environment(self.home, self.host),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         identity = {"pid": process.pid, "birth": birth(process.pid)}
         write_text(self._pid_file(name), json.dumps(identity))
+
+    def _log_file(self, name: str) -> Path:
+        return self.folder / "log" / f"{name}.log"
 
     def _pid_file(self, name: str) -> Path:
         return self.folder / "run" / f"{name}.json"
@@ -226,8 +252,9 @@ def plan(folder: Path, nodes: int, *, tls: bool, host: str, data: Path | None) -
     """A deployment of `nodes` nodes on free ports. `data` holds a folder for each node, as
     ``fedapps data --export`` writes them.
 
-    Raises ValueError if there are fewer than 1 nodes or not as many as folders, and for a path that
-    a node configuration cannot hold."""
+    Raises ValueError for a `host` that is no address or name, if there are fewer than 1 nodes or
+    not as many as folders, and for a path that a node configuration cannot hold."""
+    host = read_host(host)
     folders = sorted(str(f.resolve()) for f in data.iterdir() if f.is_dir()) if data else []
     if nodes < 1 or (data and len(folders) != nodes):
         raise ValueError(f"--nodes is {nodes}; {data or folder} has folders for {len(folders)}")

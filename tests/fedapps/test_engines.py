@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_runs import UNUSUAL, wait
+from small_runs import DEAD_PROXY, UNUSUAL, wait
 
 from fedapps.engines.flower import free_port, superlink
 from fedapps.engines.job_pool import make_jobs
@@ -59,8 +59,11 @@ def in_order(states):
     return repr({client: dict(sorted(state.items())) for client, state in states.items()})
 
 
-def test_all_engines_agree_to_the_last_bit(tmp_path):
-    """Methods whose clients have states and whose server has; Ray's agree in test_ray_grid.py."""
+def test_all_engines_agree_to_the_last_bit(tmp_path, monkeypatch):
+    """Methods whose clients have states and whose server has; Ray's agree in test_ray_grid.py. The
+    user has a proxy, which Flower's processes must not use for each other."""
+    for name, value in DEAD_PROXY.items():
+        monkeypatch.setenv(name, value)
     config = defaults() | SMALL | {"fraction-train": 0.5, "pfedhn.hidden-dim": 8}
     jobs = {
         engine: make_jobs(config, ["fedper", "pfedhn"], [3], tmp_path / engine)

@@ -67,6 +67,14 @@ UNUSUAL = {
 }
 
 
+# A user's proxy at a port where nothing listens: whatever goes through it fails.
+DEAD_PROXY = {
+    **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "grpc_proxy"), "http://127.0.0.1:9"),
+    "all_proxy": "socks5://127.0.0.1:9",  # which Flower cannot read
+    "no_proxy": "10.0.0.0/8,fd00::/8",
+}
+
+
 class Watched(InProcessGrid):
     """Records every message and reply."""
 

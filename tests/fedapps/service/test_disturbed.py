@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
-from small_runs import wait
+from small_runs import fedapps, federate, wait
 
 from fedapps.service import certificates
 from fedapps.service.deploy import NAME, SUPERLINK, Deployment, plan
@@ -26,8 +26,8 @@ SMALL = defaults() | {
 }
 
 
-def test_an_expired_certificate_is_refused_at_the_start(tmp_path, monkeypatch):
-    """Its last day was yesterday; the SuperLink is not started."""
+def test_an_expired_certificate_is_named_wherever_a_node_starts(tmp_path, monkeypatch):
+    """Its last day was yesterday: no process is started, the state names it, and no run is served."""
 
     class Earlier(datetime):
         @classmethod
@@ -39,9 +39,14 @@ def test_an_expired_certificate_is_refused_at_the_start(tmp_path, monkeypatch):
         patch.setattr(certificates, "datetime", Earlier)
         deployment.write()
     ended = datetime.now(UTC) - timedelta(days=1)
-    with pytest.raises(RuntimeError, match=f"valid from .* to {ended:%Y-%m-%d}, so every node"):
-        deployment.start([SUPERLINK, "node-0"])
+    named = f"to {ended:%Y-%m-%d}, so every node"
+    for names in ([SUPERLINK, "node-0"], ["node-0"]):
+        with pytest.raises(RuntimeError, match=named):
+            deployment.start(names)
     assert not deployment.alive(SUPERLINK) and not deployment.alive("node-0")
+    assert named in fedapps("deploy", deployment.folder, "--status", code=1)
+    federate(method="fedtta++", rounds=1, **{"output-dir": str(tmp_path / "run")})
+    assert named in fedapps("serve", tmp_path / "run", "--deployment", deployment.folder, code=2)
 
 
 @pytest.mark.slow
