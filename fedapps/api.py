@@ -5,14 +5,13 @@ runs.to_pandas(); runs.plot("curves"); runs["fedtta++-seed0"].personalize(x)
 """
 
 import logging
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapps.commands.run import choose
+from fedapps.common.signals import sigterm_raises
 from fedapps.console import make_console, say
 from fedapps.engines import run as engines
 from fedapps.planning import (
@@ -97,7 +96,7 @@ def run(
     engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
     prepare(console, work, output, asked.source)
     try:
-        with _sigterm_as_ctrl_c(), _quiet_flower(), Display(work, console, parallel) as display:
+        with sigterm_raises(), _quiet_flower(), Display(work, console, parallel) as display:
             engines.run_jobs(
                 work, engine, APPS, parallel=parallel, gpus_per_client=gpus_per_client,
                 ray_address=ray_address, follow=display.follow,
@@ -146,20 +145,6 @@ def _settings(given: Mapping[str, Setting]) -> Experiment:
         else:
             grid[key] = list(value)
     return Experiment(single, grid)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt if it would have ended the process at once."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

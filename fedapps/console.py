@@ -1,17 +1,20 @@
 """What the commands print. Text from files and clients is escaped and is never markup."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from functools import wraps
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from fedapps.common.errors import printable
+from fedapps.common.signals import exit_code, sigterm_raises, terminate
 
 visible = printable
+Parameters = ParamSpec("Parameters")
 
 
 def _allow(references: list[str] | None) -> list[str] | None:
@@ -61,6 +64,24 @@ def refusals(*kinds: type[Exception], code: int = 2) -> Iterator[None]:
     except errors as error:
         say_error(make_console(), error)
         raise typer.Exit(code) from error
+
+
+def stoppable(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """The command, which Ctrl-C and SIGTERM end in order.
+
+    A command that has more to say than "stopped", or something to end, catches KeyboardInterrupt,
+    and exits with its `exit_code`."""
+
+    @wraps(command)
+    def called(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
+        with sigterm_raises(terminate):
+            try:
+                command(*arguments, **options)
+            except KeyboardInterrupt as error:
+                say(make_console(stderr=True), "stopped")
+                raise typer.Exit(exit_code(error)) from None
+
+    return called
 
 
 def spreadsheet_cell(name: str) -> str:

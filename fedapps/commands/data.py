@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedapps.console import make_console, refusals, say, visible
+from fedapps.console import make_console, refusals, say, stoppable, visible
 from fedapps.results import ENDINGS, check_ending
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def print_summary(console: Console, summary: "Summary") -> None:
 
 
 @partition.command()
+@stoppable
 def show(
     arguments: Request = None,
     output: Annotated[Path, typer.Option(help=f"The figure: {', '.join(ENDINGS)}.")] = Path(

@@ -19,6 +19,7 @@ from fedapps.commands.settings import settings
 from fedapps.commands.show import show
 from fedapps.commands.table import table
 from fedapps.commands.tune import tune
+from fedapps.console import stoppable
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     run, table, plot, report, tune, settings, data, show, personalize, serve, deploy, push,
@@ -45,8 +46,8 @@ def options(
 
 
 for command in COMMANDS:
-    cli.command()(command)
-cli.command("list")(list_)
+    cli.command()(stoppable(command))
+cli.command("list")(stoppable(list_))
 cli.add_typer(partition, name="partition")
 
 

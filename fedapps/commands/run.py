@@ -1,8 +1,6 @@
 """`fedapps run`: train methods and compare them on training and novel clients."""
 
 import logging
-import signal
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fedapps.commands import options
+from fedapps.common.signals import exit_code
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 from fedapps.planning import (
     check_options,
@@ -50,8 +49,6 @@ def run(
     Finished runs in the output folder are kept if their settings are the same.
     Unfinished runs resume from their newest checkpoint."""
     console = make_console()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop cleanly, as on Ctrl-C
     with refusals():
         check_options(
             arguments or [], methods, seeds, engine, jobs, gpus_per_client, ray_address, debug
@@ -85,12 +82,12 @@ def run(
                 console, work, used, parallel=parallel, gpus_per_client=gpus_per_client,
                 ray_address=ray_address, debug=debug,
             )  # fmt: skip
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             say_failures(console, work)
             say_stopped(console, work, place)
             if len(planned) > 1:
                 say(console, "the same command continues all parts of the experiment")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(error)) from None
         failed |= report_results(console, work, place)
     if failed:
         raise typer.Exit(1)

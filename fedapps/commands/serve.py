@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedapps.commands.show import RunFolder, WhichRound
+from fedapps.common.signals import delayed, exit_code
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 
 RECONNECT_SECONDS = 5.0  # between attempts to follow the log of a SuperLink that restarts
@@ -49,11 +50,13 @@ def serve(
             served = Deployment.read(deployment)
             served.check_certificates()
             flwr = served.flwr()
-        run_id = flwr.submit(config)
     console = make_console()
-    console.print(f"serving {loaded.method} as run {run_id}; Ctrl-C ends it", highlight=False)
+    run_id = None
     shown = 0
     try:
+        with refusals(RuntimeError), delayed():  # else the run might go on without this command
+            run_id = flwr.submit(config)
+        console.print(f"serving {loaded.method} as run {run_id}; Ctrl-C ends it", highlight=False)
         while True:  # a SuperLink that restarts ends the log, but not the run
             lines = (line.partition(LINE)[2] for line in flwr.follow(run_id) if LINE in line)
             for line in islice(lines, shown, None):
@@ -62,9 +65,11 @@ def serve(
             if flwr.status(run_id)[0].startswith("finished"):
                 break
             time.sleep(RECONNECT_SECONDS)
-    except KeyboardInterrupt:
-        flwr.cancel(run_id)
+    except KeyboardInterrupt as error:
+        with refusals(RuntimeError, code=1):
+            if run_id is not None:
+                flwr.cancel(run_id)
         console.print("stopped")
-        return
+        raise typer.Exit(exit_code(error)) from None
     say_error(console, flwr.error(run_id) or "the run ended")
     raise typer.Exit(1)

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedapps.commands import completion
 from fedapps.commands.run import say_failures
 from fedapps.common.installed import check_installed
+from fedapps.common.signals import exit_code
 from fedapps.console import make_console, refusals, say, say_error
 from fedapps.engines import ENGINES
 from fedapps.planning import check_options, configured
@@ -63,9 +64,9 @@ def tune(
                 experiment, arguments or [], methods, seeds, output, engine, jobs, group
             )
             outcomes = tuning.tune(labels, trials)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         say(console, f"stopped; the same command resumes the search in {output}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(error)) from None
     from fedapps.tuning import BEST, FIGURE, TRIALS, best
 
     winners = best(outcomes)

@@ -33,6 +33,12 @@ START_SECONDS = 60.0
 STATUS_SECONDS = 10.0  # between two polls of the SuperLink; each starts a process
 MAX_FAILED_POLLS = 4  # in a row
 NAME = "fedapps"  # of the SuperLink in Flower's configuration
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception): ")  # the last line of a traceback
+CHAINED = (  # lines of Python between two tracebacks, of which the second came of the first
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+NO_CAUSE = "An error was encountered"  # in Flower's exceptions
 LOGGED_ERROR = re.compile(
     r"^(?:\x1b\[\d+m)*ERROR(?:\x1b\[\d+m| )*:\s+(.+)$"  # Flower's
     r"|^\S+ ERROR \[uvicorn\.error\] (.+)$"
@@ -96,9 +102,8 @@ class Flwr:
                 process.terminate()
 
     def error(self, run_id: int) -> str:
-        """The last exception in the run's log, in one line; "" if there is none."""
-        errors = [x for x in self.log(run_id) if re.match(r"[\w.]*(Error|Exception): ", x)]
-        return errors[-1] if errors else ""
+        """Why the run failed, by its log, in one line; "" if the log has no exception."""
+        return cause_in_log(self.log(run_id))
 
     def cancel(self, run_id: int) -> None:
         """Stop the run."""
@@ -126,6 +131,7 @@ class Flwr:
                 text=True,
                 check=False,
                 timeout=COMMAND_SECONDS,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which may delay it
             )
         except subprocess.TimeoutExpired as error:
             name, seconds = arguments[0], round(COMMAND_SECONDS)
@@ -228,6 +234,25 @@ def wait_for_superlink(
             reason = logged_error(log, written) or reason
             raise RuntimeError(f"the SuperLink did not start: {reason}; its log is {log}")
         time.sleep(0.1)
+
+
+def cause_in_log(lines: Sequence[str]) -> str:
+    """The last exception of a log, and the first of those that led to it; "" if there is none.
+
+    If Flower only says that an error occurred, that is the first one of the whole log."""
+    first = start_of_chain = last = ""
+    continues = False
+    for line in lines:
+        if line in CHAINED:
+            continues = True
+        elif EXCEPTION.match(line):
+            first = first or line
+            last = line
+            start_of_chain = start_of_chain if continues else line
+            continues = False
+    if start_of_chain == last and NO_CAUSE in last:
+        start_of_chain = first
+    return last if start_of_chain == last else f"{last} Its cause: {start_of_chain}"
 
 
 def logged_error(log: Path, written: int = 0) -> str:

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fedapps.common.errors import error_line
+from fedapps.common.signals import exit_code
 from fedapps.common.threads import use_one_thread
 from fedapps.engines.in_process_grid import InProcessGrid, Pause, Simulated
 from fedapps.engines.job_pool import POLL_SECONDS, Apps, Follow, Job
@@ -78,19 +79,21 @@ def run_in_turn(
                         job.close(error_line(error))
                 follow(jobs)
                 return
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         interrupted.set()
-        atexit.register(_end_at_once, paused)  # first: a second Ctrl-C ends the wait
+        atexit.register(
+            _end_at_once, paused, exit_code(error)
+        )  # first: a second Ctrl-C ends the wait
         paused.wait(EXIT_SECONDS)
         raise
 
 
-def _end_at_once(paused: threading.Event) -> None:
+def _end_at_once(paused: threading.Event, code: int) -> None:
     """End this process before torch aborts it, if the thread of its run still works."""
     if not paused.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(130)
+        os._exit(code)
 
 
 def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow) -> None:

@@ -19,6 +19,13 @@ import psutil
 GROUP = "FEDAPPS_PROCESS_GROUP"  # environment variable that holds the group's folder
 TERMINATE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 RESUME_HINT = "finished rounds are saved; the same command resumes from the newest checkpoint"
+PREFIX = "fedapps-"
+SHORT_FOLDER = "/tmp"
+MAX_SOCKET = 107 if sys.platform.startswith("linux") else 103  # bytes of a socket's path
+# What Ray appends, with the longest process id: the folder's name, a session's, and a socket's.
+SOCKET = f"/{PREFIX}12345678/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+MAX_FOLDER = MAX_SOCKET - len(SOCKET)
+MIN_FREE = 20_000_000  # bytes for logs of Ray and for a copy of the app
 ORDERLY = b"."  # written to the pipe by a command that ends the group itself
 KILLED = f"fedapps was killed, perhaps by Ray: it ends a process whose raylet died; {RESUME_HINT}"
 
@@ -27,17 +34,48 @@ KILLED = f"fedapps was killed, perhaps by Ray: it ends a process whose raylet di
 def process_group() -> Iterator[Path]:
     """A new temporary folder. On exit, the folder is removed and every process whose environment
     has its path as `GROUP` is ended."""
-    # Ray creates sockets in the folder, and macOS's default temporary path is too long for them.
-    folder = tempfile.mkdtemp(prefix="fedapps-", dir="/tmp" if sys.platform == "darwin" else None)
-    watcher = subprocess.Popen(
-        [sys.executable, "-I", __file__, folder],
-        stdin=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C and a closed terminal reach only the command
-    )
+    from fedapps.common.signals import delayed  # not in the watcher
+
+    watcher = None
     try:
+        with delayed():  # a folder without a watcher would remain
+            folder = tempfile.mkdtemp(prefix=PREFIX, dir=_parent_folder())
+            watcher = subprocess.Popen(
+                [sys.executable, "-I", __file__, folder],
+                stdin=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C and a closed terminal reach only the command
+            )
         yield Path(folder)
     finally:
-        watcher.communicate(ORDERLY)
+        if watcher is not None:
+            watcher.communicate(ORDERLY)
+
+
+def _parent_folder() -> str:
+    """`short_folder`. Raises RuntimeError if it is full: Ray would wait for minutes."""
+    folder = short_folder()
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE:
+        raise RuntimeError(
+            f"the folder for temporary files, {folder}, has {free / 1e6:.3g} MB left, and at least "
+            f"{MIN_FREE / 1e6:.3g} MB are needed; make room there, or set TMPDIR to another folder"
+        )
+    return folder
+
+
+def short_folder() -> str:
+    """The folder for temporary files, or another one if the paths of Ray's sockets would be too
+    long there. Raises RuntimeError if no folder will do."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) <= MAX_FOLDER:
+        return folder
+    if os.access(SHORT_FOLDER, os.W_OK | os.X_OK):
+        return SHORT_FOLDER
+    raise RuntimeError(
+        f"the folder for temporary files, {folder}, has more than {MAX_FOLDER} bytes in its path, "
+        f"which is too long for sockets, and {SHORT_FOLDER} cannot be written; set TMPDIR to a "
+        "shorter folder, or take --engine in-process"
+    )
 
 
 def end_group(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import psutil
 
 from fedapps.common.resources import num_cpus
+from fedapps.common.signals import Terminated, handlers_kept
 from fedapps.engines.in_process_grid import Pause, Simulated
 from fedapps.engines.job_pool import Apps, Follow, Job
 from fedapps.engines.process import run_in_turn
@@ -98,7 +100,13 @@ def _start(stack: ExitStack) -> Check:
 def _init(**options: Any) -> None:
     import ray
 
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    with handlers_kept():  # Ray's handler would end the process in the middle of a message
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        except SystemExit as error:  # the signal came after Ray had set its handler
+            if error.code != signal.SIGTERM:
+                raise
+            raise Terminated from error
 
 
 def _watch() -> Check:

@@ -12,7 +12,19 @@ from fedapps.settings.config import Value, project_dir
 
 
 def stage(folder: Path) -> None:
-    """Copy the app to `folder`; a checkout and an installed package give the same files."""
+    """Copy the app to `folder`; a checkout and an installed package give the same files.
+
+    Raises OSError with the first cause if a file cannot be copied."""
+    try:
+        _copy(folder)
+    except shutil.Error as error:  # a list of a source, a target and a reason for each file
+        failures = error.args[0]
+        _, target, reason = failures[0]
+        cause = str(reason).partition(": '")[0]  # the paths follow
+        raise OSError(f"{target} cannot be written: {cause}") from error
+
+
+def _copy(folder: Path) -> None:
     folder.mkdir(parents=True)
     source = project_dir()
     shutil.copy(source / "pyproject.toml", folder)

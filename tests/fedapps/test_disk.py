@@ -17,6 +17,7 @@ from fedapps import files
 from fedapps.clientapp import app
 from fedapps.commands.main import cli
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.engines.staging import stage
 from fedapps.files import append_text, spill, write_files
 from fedapps.node.bridge import STATE
 from fedapps.results.checkpoint import newest_checkpoint
@@ -50,6 +51,17 @@ def apart(function):
             limit(None)  # what it raises is printed
 
     assert os.waitpid(forked(called), 0)[1] == 0
+
+
+def test_a_copy_of_the_app_that_does_not_fit_is_one_sentence(tmp_path):
+    """Not a list of every file: the schema of settings is larger than the limit."""
+
+    def copied():
+        limit(100_000)
+        with pytest.raises(OSError, match=r"schema.json cannot be written: .*too large$"):
+            stage(tmp_path / "app")
+
+    apart(copied)
 
 
 class Filling(InProcessGrid):

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -47,6 +49,64 @@ def test_a_group_ends_with_its_command(killed, tmp_path):
         time.sleep(0.1)
     assert running.returncode == (-signal.SIGKILL if killed else 0)
     assert (tmp_path / "said").read_text() == (f"{process_group.KILLED}\n" if killed else "")
+
+
+@pytest.fixture
+def long_folder(tmp_path, monkeypatch):
+    """TMPDIR of 140 bytes."""
+    folder = tmp_path / ("a" * (139 - len(bytes(tmp_path))))
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it is looked up again
+    assert len(tempfile.gettempdir()) == 140
+    return folder
+
+
+def test_a_long_folder_for_temporary_files_is_replaced_by_a_short_one(long_folder):
+    """Sockets of Ray's longest names fit there."""
+    with process_group.process_group() as folder:
+        assert folder.parent == Path("/tmp")
+    deepest = "/" + "f" * (process_group.MAX_FOLDER - 1) + process_group.SOCKET
+    with socket.socket(socket.AF_UNIX) as probe:
+        with pytest.raises(OSError, match="No such file"):  # and not that the path is too long
+            probe.connect(deepest)
+        with pytest.raises(OSError, match="too long"):
+            probe.connect(deepest + "f")
+
+
+def test_a_long_folder_is_refused_where_there_is_no_short_one(long_folder, monkeypatch):
+    monkeypatch.setattr(process_group, "SHORT_FOLDER", "/nowhere")
+    with (
+        pytest.raises(RuntimeError, match=f"{long_folder}, has more than .* set TMPDIR to a short"),
+        process_group.process_group(),
+    ):
+        pass
+
+
+def test_a_full_folder_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_group, "MIN_FREE", 10**18)
+    with (
+        pytest.raises(RuntimeError, match=r"has .* MB left, and at least 1e\+12 MB are needed"),
+        process_group.process_group(),
+    ):
+        pass
+
+
+def test_a_signal_while_a_group_begins_leaves_nothing(tmp_path, monkeypatch):
+    """It comes between the folder and the watcher that removes it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process_group, "MAX_FOLDER", 200)
+
+    start = subprocess.Popen
+
+    def begun(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    with pytest.raises(KeyboardInterrupt), process_group.process_group():
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_ignores_sigterm_is_killed_and_no_other(tmp_path, monkeypatch):

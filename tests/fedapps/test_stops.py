@@ -167,7 +167,7 @@ def test_sigterm_ends_the_command_in_order_as_ctrl_c_does(tmp_path):
         time.sleep(0.1)
     process.terminate()
     got = process.communicate()[0].decode()
-    assert process.returncode == 130, got
+    assert process.returncode == 143, got
     assert "terminate called" not in got
     (number,) = re.findall(r"fedavg-seed0: stopped after round \d+, continues at (\d+)", got)
     assert got.endswith(f"stopped; to continue: fedapps run --resume {tmp_path}\n")

@@ -27,7 +27,7 @@ SMALL = defaults() | {
 
 
 def test_an_expired_certificate_is_named_wherever_a_node_starts(tmp_path, monkeypatch):
-    """Its last day was yesterday: no process is started, the state names it, and no run is served."""
+    """Its last day was yesterday: no process starts, `--status` names it, and no run is served."""
 
     class Earlier(datetime):
         @classmethod

@@ -11,7 +11,7 @@ import fedapps
 import partitions
 from fedapps.engines.flower import COMMANDS
 from fedapps.service.certificates import make_node_key
-from fedapps.service.deploy import SUPERLINK, Deployment, plan
+from fedapps.service.deploy import NAME, SUPERLINK, Deployment, plan
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 from partitions.shares import Share
@@ -56,9 +56,11 @@ def test_a_late_node_over_tls(folders, tmp_path):
         own.chmod(0o600)
         deployment.stop(["node-0", "node-1", "node-2"])  # who is gone need not be waited for
         deployment.start(["node-3"])
-        for method in ("fedtta++", "odpfl-hn"):
+        for method, end in (("fedtta++", signal.SIGINT), ("odpfl-hn", signal.SIGTERM)):
             run = fedapps.load(results / f"{method}-seed0")
-            got = serve(run.folder, deployment, 3)
+            got = serve(run.folder, deployment, 3, end)
+            runs = flwr.call("ls", NAME)["runs"]
+            assert all(run["status"].startswith("finished") for run in runs)
             predictions = deployment.folder / "state" / "node-3" / "predictions.csv"
             assert predictions.read_text() == run.serve(run.inputs(late)).predictions()
             assert "client 3: has its model now (novel)" in got and "stopped" in got
@@ -67,8 +69,8 @@ def test_a_late_node_over_tls(folders, tmp_path):
     assert not any(deployment.alive(name) for name in [SUPERLINK, *deployment.nodes])
 
 
-def serve(run, deployment, client):
-    """What `fedapps serve` says until it has served that client and is interrupted."""
+def serve(run, deployment, client, end):
+    """What `fedapps serve` says until it has served that client and gets the signal `end`."""
     command = [COMMANDS / "fedapps", "serve", run, "--deployment", deployment.folder]
     with subprocess.Popen(
         [*map(str, command), "--every", "1"], stdout=subprocess.PIPE, text=True
@@ -77,6 +79,6 @@ def serve(run, deployment, client):
         for line in process.stdout:
             got += line
             if f"client {client}:" in line:
-                process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+                process.send_signal(end)
+        assert process.wait(60) == 128 + end
     return got
