@@ -128,8 +128,15 @@ def _method(client: str, *texts: str, strategy: str = FEDAVG, **more: Any) -> Me
     return Method(strategy, client, *texts, **more)  # type: ignore[arg-type]
 
 
+OWN_CLIPPING = ("local-clip-norm",)  # FedTTA clips each of its networks by `clip-norm`
 FREE_EMBEDDINGS = ("bias", "embedding-lr")  # pfedhn's alone
-TWO_PHASES = ("training", "fine-tune-rounds", "encoder-steps", "encoder-local-lr")
+TWO_PHASES = (
+    "training",
+    "fine-tune-rounds",
+    "encoder-steps",
+    "encoder-local-lr",
+    "encoder-local-clip-norm",
+)
 PRIVATE_DESCRIPTORS = ("descriptor-epsilon", "descriptor-delta", "descriptor-answers")
 NAMED = {
     "local": _method(
@@ -486,6 +493,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=4.5,
         settings={"lr": 0.3},
+        hidden_settings=OWN_CLIPPING,
         family=(TEST_TIME,),
     ),
     "fedtta-prox": _method(
@@ -496,6 +504,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=5.0,
         extends="fedtta",
+        hidden_settings=OWN_CLIPPING,
         family=(TEST_TIME,),
     ),
     "fedtta++": _method(
@@ -506,6 +515,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=5.0,
         extends="fedtta-prox",
+        hidden_settings=OWN_CLIPPING,
         family=(TEST_TIME,),
     ),
     "fedtta++-guarded": _method(
@@ -516,6 +526,7 @@ NAMED = {
         strategy="strategies.methods.fedtta:FedTTA",
         relative_cost=5.0,
         extends="fedtta++",
+        hidden_settings=OWN_CLIPPING,
         family=(TEST_TIME,),
     ),
     "fedmd": _method(
@@ -545,7 +556,7 @@ NAMED = {
         strategy="strategies.methods.fedmd:HeteroFedTTA",
         relative_cost=9.6,
         extends="fedmd",
-        hidden_settings=("mu", "min-agreement", "digest-loss"),
+        hidden_settings=("mu", "min-agreement", "digest-loss", *OWN_CLIPPING),
         family=(TEST_TIME, DISTILLATION),
     ),
     "fedembed": _method(

@@ -37,7 +37,16 @@ from clients.core.sgd import batches, train_only
 from fedapps.common.class_members import Renamed
 from fedapps.common.memory_limits import PASS_MEGABYTES, num_parts
 from fedapps.common.seeds import SEED, seed_of, seed_torch
-from fedapps.common.settings import COUNT, MOMENTUM, POSITIVE_INT, RATE, Configured, setting, taken
+from fedapps.common.settings import (
+    COUNT,
+    MOMENTUM,
+    NONNEGATIVE,
+    POSITIVE_INT,
+    RATE,
+    Configured,
+    setting,
+    taken,
+)
 from fedapps.common.tasks import TASKS
 from partitions.datasets.loading import Info
 from partitions.shares import Share
@@ -110,6 +119,9 @@ class Client(Streaming, Configured, NumPyClient):
         0.0, "momentum of local SGD; its buffer starts at zero in each round", MOMENTUM
     )
     weight_decay = setting(0.0, "weight decay of local SGD", "[0, 10]")
+    local_clip_norm = setting(
+        0.0, "clip the gradient of each mini-batch's loss to this norm; 0: off", NONNEGATIVE
+    )
     local_steps = setting(20, "mini-batches of local training in a round", COUNT)
     local_epochs = setting(0, "when > 0: epochs of local training instead of local-steps", COUNT)
     batch_size = setting(64, "samples of a mini-batch", POSITIVE_INT)
@@ -371,6 +383,7 @@ class Client(Streaming, Configured, NumPyClient):
             "lr": lr,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
+            "clip_norm": self.local_clip_norm,
         }
         settings |= options
         settings["samples"] = settings["samples"].to(self.device)

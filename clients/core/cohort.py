@@ -91,6 +91,7 @@ class Work:
         self.samples: Samples = settings["samples"]
         self.rows: Sequence[Tensor] = settings["rows"]
         self.rates = [settings[key] for key in ("lr", "momentum", "weight_decay")]
+        self.clip_norm: float = settings["clip_norm"]
         # Trained parameters come in the order of the settings, as `drift` does.
         names = {parameter: name for name, parameter in client.model.named_parameters()}
         self.trained: dict[str, Tensor] = {}
@@ -116,7 +117,7 @@ class Work:
         of_client = (type(client), client.criterion, client.device)
         # One tensor holds the inputs of all clients; only their rows in it differ.
         of_samples = (id(samples.x), samples.scale, samples.mean, samples.std)
-        return (*of_client, *self.rates, *shapes, *of_samples)
+        return (*of_client, *self.rates, self.clip_norm, *shapes, *of_samples)
 
     def rows_in_dataset(self) -> Sequence[Tensor]:
         """The rows of each mini-batch in the tensors that all clients share."""
@@ -330,6 +331,7 @@ def train_together(works: Sequence[Work]) -> list[float]:
         for step in range(start, end):
             optimizer.zero_grad()
             stack.backward(leaves, step, live)
+            clip_each(list(leaves.values()), stack.first.clip_norm)
             for leaf, correction in zip(leaves.values(), stack.drift, strict=False):
                 if leaf.grad is not None:
                     leaf.grad += correction[:live]
@@ -340,6 +342,19 @@ def train_together(works: Sequence[Work]) -> list[float]:
     for i, loss in zip(order, stack.mean_losses(), strict=True):
         losses[i] = loss
     return losses
+
+
+def clip_each(leaves: Sequence[Tensor], clip_norm: float) -> None:
+    """Clip the gradients (clients, …) of each client to `clip_norm`, as torch's `clip_grad_norm_`
+    does for one client; 0: leave them."""
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    if clip_norm <= 0 or not gradients:
+        return
+    squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients])
+    norms = squares.sum(0).sqrt()
+    factors = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))
 
 
 class _Stack:

@@ -73,14 +73,15 @@ def sgd(
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
     drift: Sequence[Tensor] = (),
     adjust: Callable[[], None] | None = None,
 ) -> float:
     """One SGD step per mini-batch in `rows`; returns the mean loss.
 
-    `drift` holds one tensor for each parameter, which is added to every gradient. Then `adjust` is
-    called, which may change gradients. The momentum buffers start at zero. Raises ValueError if all
-    parameters are frozen."""
+    The gradient of the loss is clipped to `clip_norm`. `drift` holds one tensor for each parameter,
+    which is then added to every gradient. Then `adjust` is called, which may change gradients. The
+    momentum buffers start at zero. Raises ValueError if all parameters are frozen."""
     trained = list(parameters)
     optimizer = SGD(trained, lr, momentum, weight_decay)
     if not any(p.requires_grad for p in optimizer.parameters()):
@@ -90,6 +91,7 @@ def sgd(
         value = loss(x, y)
         optimizer.zero_grad()
         value.backward()
+        clip_gradients(optimizer.parameters(), clip_norm)
         for parameter, correction in zip(trained, drift, strict=False):
             if parameter.grad is not None:
                 parameter.grad += correction
@@ -101,6 +103,12 @@ def sgd(
     if total is None:
         return 0.0
     return float(total) / len(rows)
+
+
+def clip_gradients(parameters: Iterable[Tensor], clip_norm: float) -> None:
+    """Clip the common norm of the parameters' gradients to `clip_norm`; 0: leave them."""
+    if clip_norm > 0:
+        nn.utils.clip_grad_norm_(parameters, clip_norm)
 
 
 @contextmanager

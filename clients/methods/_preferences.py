@@ -16,6 +16,7 @@ from clients.core.client import Client, Config, Metrics
 from clients.core.evaluation import by_parts
 from clients.core.optimizers import Adam
 from clients.core.protocol import FewShot, StateUse
+from clients.core.sgd import clip_gradients
 from clients.models import build_model
 from clients.models.head import headed
 from clients.models.preference import EmbeddingNet
@@ -86,6 +87,7 @@ class GlobalClient(Client):
             losses = self.losses(x, y, samples.types(index))
             optimizer.zero_grad()
             torch.stack(list(losses.values())).sum().backward()
+            clip_gradients(optimizer.parameters(), self.local_clip_norm)
             optimizer.step()
             total_loss += float(losses["head"].detach())
         return self.arrays(), len(self.share.train), {"loss": total_loss / max(len(rows), 1)}

@@ -17,7 +17,7 @@ from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.optimizers import SGD
 from clients.core.protocol import StateUse
-from clients.core.sgd import mini_batches
+from clients.core.sgd import clip_gradients, mini_batches
 from clients.models.head import HeadedNetwork, take_head
 from fedapps.common.settings import RATE, WIDTH, setting
 from partitions.datasets.loading import Info
@@ -107,10 +107,18 @@ class FedADGClient(Client):
         for x, y in mini_batches(samples, rows):
             h, reference, onehot = self.pair(x, y)
             loss = self.discriminator_loss(h.detach(), reference.detach(), onehot)
-            _step(of_discriminator, loss)
-            total_loss += _step(of_predictor, self.predictor_loss(h, y, onehot))
-            _step(of_generator, self.generator_loss(reference, onehot))
+            self.step(of_discriminator, loss)
+            total_loss += self.step(of_predictor, self.predictor_loss(h, y, onehot))
+            self.step(of_generator, self.generator_loss(reference, onehot))
         return self.arrays(), len(self.share.train), {"loss": total_loss / max(len(rows), 1)}
+
+    def step(self, optimizer: SGD, loss: Tensor) -> float:
+        """One step on the loss, with clipped gradients; returns its value."""
+        optimizer.zero_grad()
+        loss.backward()
+        clip_gradients(optimizer.parameters(), self.local_clip_norm)
+        optimizer.step()
+        return float(loss.detach())
 
     def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and the one-hot labels."""
@@ -132,11 +140,3 @@ class FedADGClient(Client):
     def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:
         """E[D(h'|y)²]: D takes the reference for features."""
         return self.model.discriminator(reference, onehot).square().mean()
-
-
-def _step(optimizer: SGD, loss: Tensor) -> float:
-    """One step on the loss; returns its value."""
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return float(loss.detach())

@@ -105,13 +105,14 @@ class FedTTAClient(Adapting, Client):
         self.fit_locally(config, rows=self.rows(config, "shots"))
 
     def fit_locally(self, config: Config, **options: Any) -> float:
-        """SGD on both networks, each with its learning rate."""
+        """SGD on both networks, each with its learning rate and its clipping by `clip_norm`."""
         phi = {"lr": self.adapt_lr, "momentum": self.adapt_momentum}
         groups = [
             {"params": list(self.base.parameters())},
             {"params": list(self.adaptation.parameters())} | phi,
         ]
-        return super().fit_locally(config, parameters=groups, adjust=self.clip, **options)
+        own = {"parameters": groups, "adjust": self.clip, "clip_norm": 0.0}
+        return super().fit_locally(config, **own | options)
 
     def clip(self) -> None:
         """Clip the gradients of ψ and of φ separately to `clip_norm`."""

@@ -21,7 +21,7 @@ from clients.core.client import Client, Config, Metrics
 from clients.core.optimizers import SGD
 from clients.core.privacy import DP_GENERATOR, generator, noised
 from clients.core.protocol import StateUse
-from clients.core.sgd import train_only
+from clients.core.sgd import clip_gradients, train_only
 from clients.models.encoders import ENCODERS, Described
 from fedapps.common.errors import Refusal
 from fedapps.common.memory_limits import num_parts
@@ -73,6 +73,12 @@ class ODPFLHNClient(Client):
     )
     encoder_local_lr = setting(
         0.01, "two-phase: learning rate of encoder-steps", RATE, beside="training=two-phase"
+    )
+    encoder_local_clip_norm = setting(
+        1.0,
+        "two-phase: clip each gradient of encoder-steps to this norm; 0: off",
+        NONNEGATIVE,
+        beside="training=two-phase",
     )
     descriptor_epsilon = DESCRIPTOR_EPSILON
     descriptor_delta = DESCRIPTOR_DELTA
@@ -269,7 +275,7 @@ class ODPFLHNClient(Client):
             loss = (e - embedding.to(self.device)).square().sum()
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(self.encoder.parameters(), 1.0)
+            clip_gradients(optimizer.parameters(), self.encoder_local_clip_norm)
             optimizer.step()
             losses.append(float(loss.detach()))
         return losses[0] if losses else 0.0

@@ -7,11 +7,8 @@ logits of classes without a training sample to 0, and a mini-batch's gradient is
 from the paper: also in training, all training samples make the descriptor; the authors' code takes
 one mini-batch (`encode_samples`)."""
 
-from functools import partial
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from clients.core.arrays import Arrays
@@ -19,7 +16,7 @@ from clients.core.client import Config
 from clients.core.protocol import FewShot, StateUse
 from clients.methods.odpfl_hn import ODPFLHNClient
 from clients.models.head import head_of
-from fedapps.common.settings import NONNEGATIVE, setting
+from fedapps.common.settings import setting
 from partitions.datasets.loading import Info
 from partitions.shares import Samples
 
@@ -40,10 +37,9 @@ class PeFLLClient(ODPFLHNClient):
     saves_state_after = ()
     needs_state = StateUse.NONE
 
+    local_clip_norm = 50.0
+
     mask_absent = setting(True, "set the logits of classes that a client lacks to 0")
-    local_clip_norm = setting(
-        50.0, "clip the gradient of a mini-batch to this norm; 0: off", NONNEGATIVE
-    )
 
     @classmethod
     def descriptor_size(cls, num_training: int, num_clients: int) -> int:
@@ -71,13 +67,6 @@ class PeFLLClient(ODPFLHNClient):
             with torch.no_grad():
                 for parameter in head.parameters():
                     parameter[absent] = 0
-
-    def fit_locally(self, config: Config, **options: Any) -> float:
-        """Local SGD with clipped gradients."""
-        if not self.local_clip_norm:
-            return super().fit_locally(config, **options)
-        clip = partial(nn.utils.clip_grad_norm_, options["parameters"], self.local_clip_norm)
-        return super().fit_locally(config, adjust=clip, **options)
 
     def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
         """(x, y) as (n, channels + C, …), the last C being the one-hot label."""

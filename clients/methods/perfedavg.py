@@ -13,6 +13,7 @@ from torch.func import functional_call
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.optimizers import SGD
+from clients.core.sgd import clip_gradients
 from fedapps.common.settings import POSITIVE, RATE, setting
 
 Batch = tuple[Tensor, Tensor]
@@ -48,6 +49,7 @@ class PerFedAvgClient(Client):
             value, gradient = self.meta_gradient(samples[d], samples[d_prime])
             for name, parameter in self.weights().items():
                 parameter.grad = gradient[name]
+            clip_gradients(optimizer.parameters(), self.local_clip_norm)
             optimizer.step()
             total += value
         return self.arrays(), len(self.share.train), {"loss": total / max(len(rows_of_d), 1)}

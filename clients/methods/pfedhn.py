@@ -33,10 +33,11 @@ class PFedHNClient(Client):
     exchanges = ("query.describe",)
     few_shot = FewShot.ROUNDS  # extra rounds train a novel client's embedding v_i
 
-    # As published.
+    # As in the authors' code.
     lr = 0.005
     momentum = 0.9
     weight_decay = 0.00005
+    local_clip_norm = 50.0
     novel_rounds = NOVEL_ROUNDS
 
     def describe(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:

@@ -14,7 +14,7 @@ from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.core.client import Client, Config, Metrics
 from clients.core.optimizers import SGD
 from clients.core.protocol import StateUse
-from clients.core.sgd import mini_batches
+from clients.core.sgd import clip_gradients, mini_batches
 from fedapps.common.settings import POSITIVE, POSITIVE_INT, setting
 
 HEAD = "head."  # prefix of the head's arrays
@@ -74,6 +74,7 @@ class PFedMeClient(Client):
             optimizer.zero_grad()
             loss = self.loss(x, y)
             loss.backward()
+            clip_gradients(optimizer.parameters(), self.local_clip_norm)
             for name, p in self.model.named_parameters():  # + λ(θ − w)
                 if not p.requires_grad:
                     continue

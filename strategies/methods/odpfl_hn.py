@@ -65,7 +65,8 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
         offers=("query.encode", "train.backprop"),
     )
 
-    server_lr = 0.5  # η_hn; this and the next four as published for MNIST by FedTTA
+    server_lr = 0.5  # η_hn and `encoder_lr`: published for MNIST by FedTTA
+    # Not published: ours.
     server_momentum = 0.0
     server_weight_decay = 0.0
     clip_norm = 1.0

@@ -69,6 +69,20 @@ def test_two_clients_by_hand(monkeypatch):
     assert [c.model.idle.item() for c in clients] == [7.0, 7.0]
 
 
+def test_a_cohort_clips_each_clients_gradient(monkeypatch):
+    """As above without momentum and decay, clipped to 1.
+    First: the gradient −1 stays, w = 1.2; then 2 · (2.4 − 1) = 2.8 becomes 1, w = 1.0.
+    Second: −2 becomes −1, w = 0.2."""
+    clients = [Two(1.0, 0, local_clip_norm=1.0), Two(0.0, 1, local_clip_norm=1.0)]
+    for client in clients:
+        client.share = clients[0].share
+    done = watched(monkeypatch)
+    Cohort(2).run([lambda c=client: c.fit_locally({}) for client in clients])
+    assert done == [2]
+    assert [c.model.w.item() for c in clients] == pytest.approx([1.0, 0.2])
+    assert [c.model.idle.item() for c in clients] == [7.0, 7.0]
+
+
 def watched(monkeypatch):
     """The sizes of the stacks that are trained from now on."""
     done = []

@@ -5,8 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from clients.core.sgd import batches, mini_batches
+from clients.core.sgd import batches, mini_batches, sgd
 from partitions.items import from_items
 from partitions.shares import Samples
 
@@ -96,3 +97,18 @@ def test_batches_of_seven_samples_in_threes():
 def test_no_sample_is_a_sentence(count):
     with pytest.raises(ValueError, match="the client has no samples to train on"):
         batches(0, 4, generator=torch.Generator(), **count)
+
+
+@pytest.mark.parametrize(("clip_norm", "expected"), [(0.0, -3.0), (4.0, 0.0), (20.0, -3.0)])
+def test_a_step_clips_the_gradient_of_the_loss_before_what_a_method_adds(clip_norm, expected):
+    """L(w) = 10 w at w = 2: gradient 10, or 4 if it is clipped to 4. The drift −1 and the weight
+    decay 0.5 · 2 = 1 cancel each other, since neither is clipped. With the rate 0.5 the step ends
+    at 2 − 0.5 · 10 = −3, or at 2 − 0.5 · 4 = 0."""
+    w = nn.Parameter(torch.tensor([2.0]))
+    samples = from_items([(torch.tensor([0.0]), 0)])
+    loss = sgd(
+        [w], samples, [torch.tensor([0])], lambda x, y: 10 * w.sum(),
+        lr=0.5, weight_decay=0.5, clip_norm=clip_norm, drift=[torch.tensor([-1.0])],
+    )  # fmt: skip
+    assert loss == 20.0
+    assert w.item() == pytest.approx(expected, abs=1e-6)

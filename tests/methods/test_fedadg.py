@@ -96,3 +96,17 @@ def test_without_alignment_the_predictor_is_fedavgs():
     assert parts_that_differ(one, ours.initial) == {"body", "feature", "head"}
     for name, array in one.items():
         np.testing.assert_allclose(array, other[name], atol=1e-7)
+
+
+@pytest.mark.parametrize("part", ["predictor", "discriminator", "generator"])
+def test_the_gradient_of_each_step_is_clipped(part):
+    """One mini-batch, all three rates 0.5, clipped to 0.001: each network moves by 0.0005."""
+    one, _, _ = make(lr=0.5, adversarial_lr=0.5, local_clip_norm=0.001)
+    one.local_steps = 1
+    one.train(one.shared(one.initial), {})
+    names = {"predictor": ("body.", "feature.", "head.")}.get(part, (f"{part}.",))
+    trained = one.model.state_dict()
+    moved = [
+        trained[n] - torch.from_numpy(a) for n, a in one.initial.items() if n.startswith(names)
+    ]
+    assert sum(float(m.square().sum()) for m in moved) ** 0.5 == pytest.approx(0.0005, rel=1e-2)

@@ -99,17 +99,18 @@ def test_training_leaves_the_encoder_alone_and_replies_with_the_target_alone():
         np.testing.assert_array_equal(array, one.initial[name])
 
 
-def test_the_encoder_is_fitted_by_clipped_steps_on_the_squared_distance():
+@pytest.mark.parametrize(("options", "norm"), [({}, 1.0), ({"encoder_local_clip_norm": 0.4}, 0.4)])
+def test_the_encoder_is_fitted_by_clipped_steps_on_the_squared_distance(options, norm):
     """‖g − e‖² before the first step is reported; that step's gradient, of a norm above 1, is
-    clipped to 1, so that lr 0.25 moves γ by 0.25 in norm."""
-    one = client(encoder_steps=1, encoder_local_lr=0.25)
+    clipped to 1 by default, so that lr 0.25 moves γ by 0.25 in norm."""
+    one = client(encoder_steps=1, encoder_local_lr=0.25, **options)
     far = np.array([3.0, -2.0, 5.0, 0.0], np.float32)
     e = one.encode(gamma(one), {})[0][DESCRIPTOR]
     before = gamma(one)
     reply, _, metrics = one.train(one.initial | {DESCRIPTOR: far}, {})
     assert metrics["encoder-loss"] == pytest.approx(np.square(e - far).sum(), rel=1e-5)
     moved = sum(np.square(reply[n] - before[n]).sum() for n in before) ** 0.5
-    assert moved == pytest.approx(0.25, rel=1e-3)
+    assert moved == pytest.approx(0.25 * norm, rel=1e-3)
 
 
 def test_a_training_client_describes_what_it_trains_on_and_a_novel_one_all_it_has():

@@ -145,3 +145,14 @@ def test_a_step_of_training_takes_one_batch_inside_and_another_outside():
     ):
         moved = (one - start).detach() / -0.2
         torch.testing.assert_close(moved, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["exact", "first-order", "hessian-free"])
+def test_the_meta_gradient_is_clipped(variant):
+    """One step of the rate 0.5 along a gradient that is clipped to 0.01 is 0.005 long."""
+    (x, y), _ = batches()
+    settings = {"lr": 0.5, "local_steps": 1, "batch_size": 5, "local_clip_norm": 0.01}
+    one = PerFedAvgClient(network().float(), share(x.float(), y), variant=variant, **settings)
+    trained, _, _ = one.train(one.shared(one.initial), {})
+    moved = np.concatenate([(trained[n] - a).ravel() for n, a in one.initial.items()])
+    assert np.linalg.norm(moved) == pytest.approx(0.005, rel=1e-3)

@@ -55,6 +55,15 @@ def test_one_inner_step_by_hand():
     assert client.state["theta/weight"].item() == pytest.approx(1.34)
 
 
+def test_inner_steps_clip_the_gradient_of_the_loss_and_not_the_pull():
+    """As above with θ − 3 clipped to −1: 1 + 0.1 · 1 = 1.1, then 1.1 + 0.1 · (1 − 0.2) = 1.18."""
+    client = scalar(
+        lr=0.5, penalty=2.0, inner_steps=2, personal_lr=0.1, local_steps=1, local_clip_norm=1.0
+    )
+    client.train(w(1.0), {})
+    assert client.state["theta/weight"].item() == pytest.approx(1.18)
+
+
 def test_a_few_labels_find_the_point_near_the_servers_model():
     """λ = 1: two batches, and both pull to w = 1, not to where the first one has led."""
     client = scalar(penalty=1.0, inner_steps=200, personal_lr=0.2, local_steps=2)
