@@ -3,8 +3,9 @@
 Loss: CE + α_L2R ‖z‖² + α_CMI KL(p(z|x) ‖ r(z|y)), with one sample z of p(z|x) for
 each input and a trained reference r(z|y). Departs from the authors' code: there is no trained scale
 between p and r, and the norm is squared, as in the paper's bound. The representation is as wide as
-the target network's features. Novel clients get the global model. With `representation` = "widened"
-the network is that of FedTTA's comparison (Ye et al.), on MNIST 784-200-400-10."""
+the target network's features. Novel clients get the global model. FedTTA's comparison (Ye et al.)
+has two further networks: with `representation` = "widened" that of MNIST, 784-200-400-10, and with
+"widened-convolution" that of images, whose second convolution gives mean and deviation."""
 
 import math
 from copy import deepcopy
@@ -17,6 +18,7 @@ from clients.core.client import Client
 from clients.core.evaluation import by_parts
 from clients.models.foreign import blank_inputs, layers_of
 from clients.models.head import HeadedNetwork, take_head
+from clients.models.networks import ConvNet, convolved
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
@@ -53,12 +55,28 @@ def _widens(model: nn.Module, name: str, shape: tuple[int, ...]) -> bool:
     return features.shape == (len(x), 2 * layer.out_features)
 
 
+class WidenedConvolutions(nn.Module):
+    """A ConvNet's convolutions, the second with twice as many channels; (n, *shape) → (n, 2d)."""
+
+    def __init__(self, model: ConvNet) -> None:
+        super().__init__()
+        self.conv1 = model.conv1
+        narrow = model.conv2
+        wider = nn.Conv2d(narrow.in_channels, 2 * narrow.out_channels, 5, padding=2)
+        self.conv2 = wider.to(narrow.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The first half comes from the first half of the channels."""
+        return convolved(x, self.conv1, self.conv2).flatten(1)
+
+
 class Stochastic(HeadedNetwork):
     """z ~ N(m(x), s(x)²) between the target network's features and its head.
 
     With `layer` = "added", a linear layer on the features gives mean and deviation. With "widened"
     the last hidden layer is twice as wide, and its features are mean and deviation. By its ReLU no
-    mean is then below 0, and no deviation below softplus(0) = ln 2.
+    mean is then below 0, and no deviation below softplus(0) = ln 2. With "widened-convolution" they
+    come from a ConvNet's second convolution, and z goes through its hidden layer `above` the head.
 
     z is sampled in training mode; in evaluation mode it is the mean. `reference_mean` and
     `reference_scale` (C, d) define r(z|y), a trained Gaussian for each class with the deviation
@@ -73,13 +91,23 @@ class Stochastic(HeadedNetwork):
     ) -> None:
         super().__init__()
         self.head = take_head(model)
-        self.body = model
+        self.body: nn.Module = model
         width = self.head.in_features
         self.representation: nn.Module = nn.Identity()
+        self.above: nn.Module = nn.Identity()  # between z and the head
         if layer == "added":
             self.representation = nn.Linear(width, 2 * width)
-        else:
+        elif layer == "widened":
             widen(model, width, shape)
+        elif type(model) is ConvNet:
+            self.body = WidenedConvolutions(model)
+            self.above = nn.Sequential(model.fc, nn.ReLU())
+            width = model.fc.in_features
+        else:
+            raise ValueError(
+                f"fedsr.representation is {layer!r}, but {type(model).__name__} is not a convnet; "
+                "choose 'added' or 'widened'"
+            )
         self.reference_mean = nn.Parameter(torch.zeros(num_classes, width))
         self.reference_scale = nn.Parameter(torch.ones(num_classes, width))
 
@@ -101,8 +129,14 @@ class Stochastic(HeadedNetwork):
         return self.draw(mean, scale) if self.training else mean
 
     def features(self, x: Tensor) -> Tensor:
-        """z (n, d) for the inputs x (n, *shape)."""
-        return self.sample(*self.distribution(x))
+        """What the head gets for the inputs x (n, *shape): z (n, d), or the layer above it."""
+        features: Tensor = self.above(self.sample(*self.distribution(x)))
+        return features
+
+    def classify(self, z: Tensor) -> Tensor:
+        """The logits (n, C) of a representation z (n, d)."""
+        logits: Tensor = self.head(self.above(z))
+        return logits
 
 
 def kl_gaussian(mean: Tensor, scale: Tensor, r_mean: Tensor, r_scale: Tensor) -> Tensor:
@@ -123,7 +157,10 @@ class FedSRClient(Client):
     l2r = setting(0.01, "weight of the squared norm of the representation", NONNEGATIVE)
     cmi = setting(0.0005, "weight of the conditional mutual information's bound", NONNEGATIVE)
     representation = setting(
-        "added", "add a layer on the features, or widen the last hidden layer", ("added", "widened")
+        "added",
+        "layer that gives z: added on the features; widened: the last hidden one; "
+        "widened-convolution: convnet's second one",
+        ("added", "widened", "widened-convolution"),
     )
     test_samples = setting(
         0,
@@ -142,7 +179,7 @@ class FedSRClient(Client):
         z = self.model.sample(mean, scale)
         l2r = z.square().sum(1).mean()
         cmi = kl_gaussian(mean, scale, *self.model.reference(y)).mean()
-        return self.criterion(self.model.head(z), y) + self.l2r * l2r + self.cmi * cmi
+        return self.criterion(self.model.classify(z), y) + self.l2r * l2r + self.cmi * cmi
 
     def predict(self, x: Tensor) -> Tensor:
         """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
@@ -155,6 +192,6 @@ class FedSRClient(Client):
         log_probabilities = []
         for _ in range(self.test_samples):
             z = self.model.draw(mean, scale)
-            log_probabilities.append(self.model.head(z).log_softmax(1))
+            log_probabilities.append(self.model.classify(z).log_softmax(1))
         # The log of a mean of probabilities, without leaving the logarithms.
         return torch.stack(log_probabilities).logsumexp(0) - math.log(self.test_samples)

@@ -111,3 +111,32 @@ def test_a_prediction_may_average_draws_by_hand(monkeypatch):
     assert found[0].tolist() == pytest.approx([expected, 1 - expected])
     client.test_samples = 0
     assert client.predict(x)[0].tolist() == [0.5, 0.0]
+
+
+def test_a_widened_convolution_gives_mean_and_deviation():
+    """28×28 pixels: the second convolution has 128 channels of 7×7, of which the first 64 are the
+    mean and the others go through softplus. z has 64 · 49 = 3136 entries, and the hidden layer of
+    512 stands above it. With weights 0 and biases 1 of the first 64 channels, −1 of the others, the
+    mean is 1 and, after the ReLU, the deviation softplus(0) = ln 2."""
+    info = Info("tiny", (1, 28, 28), 3, "")
+    net = FedSRClient.build_network(
+        build_model("convnet", info.shape, 3, 0), info, representation="widened-convolution"
+    )
+    assert net.body.conv2.weight.shape == (128, 32, 5, 5)
+    with torch.no_grad():
+        net.body.conv2.weight.zero_()
+        net.body.conv2.bias[:64] = 1.0
+        net.body.conv2.bias[64:] = -1.0
+    x = torch.rand(2, 1, 28, 28)
+    mean, scale = net.distribution(x)
+    assert mean.shape == scale.shape == (2, 3136)
+    assert (mean == 1).all()
+    assert scale.detach().numpy() == pytest.approx(math.log(2))
+    assert net.reference(torch.tensor([0, 2]))[0].shape == (2, 3136)
+    net.eval()
+    hidden = torch.relu(net.above[0](torch.ones(2, 3136)))
+    torch.testing.assert_close(net(x), net.head(hidden))
+    torch.testing.assert_close(net.classify(mean), net(x))
+    with pytest.raises(ValueError, match="MLP is not a convnet; choose 'added' or 'widened'"):
+        base = build_model("mlp", info.shape, 3, 0)
+        FedSRClient.build_network(base, info, representation="widened-convolution")
