@@ -99,7 +99,7 @@ def json_schema() -> str:
         "patternProperties": {r"^(?!partition\.).*[.:]": {}},  # quoted keys, code from outside
     }
     lists = {"methods": names, "seeds": names, "include": names}
-    content["properties"] |= lists | {"published": {}, "search": {}}
+    content["properties"] |= lists | {"published": {}, "search": {}, "reasons": {}}
     content["properties"] |= {name: _object(known) for name, known in sections().items()}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 

@@ -11,15 +11,26 @@ from fedapps.common import external_code
 from fedapps.common.external_code import Value
 from fedapps.common.settings import present_keys
 from fedapps.settings.overrides import parse_override
+from fedapps.settings.published_tables import FOLDER, published_columns
 from fedapps.settings.schema import check, listed
+
+
+def experiments_root() -> Path:
+    """The folder of the shipped experiments."""
+    package = Path(__file__).parents[1]  # installed, it holds the experiments
+    roots = (package / "experiments", package.parent / "experiments")
+    return next(root for root in roots if root.is_dir())
 
 
 def experiments() -> dict[str, Path]:
     """The shipped experiments, ``<paper>/<table>`` → file."""
-    package = Path(__file__).parents[1]  # installed, it holds the experiments
-    roots = (package / "experiments", package.parent / "experiments")
-    root = next(root for root in roots if root.is_dir())
-    return {str(f.relative_to(root).with_suffix("")): f for f in sorted(root.rglob("*.toml"))}
+    root = experiments_root()
+    found: dict[str, Path] = {}
+    for file in sorted(root.rglob("*.toml")):
+        place = file.relative_to(root)
+        if place.parts[0] != FOLDER:
+            found[str(place.with_suffix(""))] = file
+    return found
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,9 @@ class Experiment:
     methods: str = ""  # separated by commas, as the seeds are
     seeds: str = ""
     published: Any = None  # its [published] tables, see `fedapps.results.published`
+    tables: tuple[str, ...] = ()  # the papers' tables from which `published` comes
+    # Why a setting is not the paper's, by key; "released" if it takes none of the authors' program
+    reasons: dict[str, str] = field(default_factory=dict)
     search: Any = None  # its [search] table, see `fedapps.tuning`
     include: tuple[str, ...] = ()  # experiments that it consists of, see `parts`
     source: str = ""  # the file's text
@@ -48,6 +62,8 @@ class Experiment:
             other.methods or self.methods,
             other.seeds or self.seeds,
             other.published or self.published,
+            other.tables or self.tables,
+            self.reasons | other.reasons,
             other.search or self.search,
             other.include or self.include,
             other.source or self.source,
@@ -147,10 +163,30 @@ def read_experiment(name: str) -> Experiment:
         raise ValueError(f"{path} is no valid TOML: {error}") from error
     methods, seeds = _lists(content)
     tables = {key: content.pop(key, None) for key in ("published", "search")}
+    tables["reasons"] = _reasons(content.pop("reasons", {}))
+    if names := _named_tables(tables["published"]):
+        labels = split_names("methods", methods)
+        tables["published"] = published_columns(names, labels, experiments_root())
+        tables["tables"] = names
     included = _listed("include", content.pop("include", None))
     tables["include"] = tuple(included.split(",")) if included else ()
     asked = _spanned(_flat(content), methods, seeds)
     return replace(asked, **tables, source=text, from_file=frozenset(asked.keys))
+
+
+def _named_tables(published: Any) -> tuple[str, ...]:
+    """The tables of the papers that `published` names; () if it holds values instead."""
+    names = published if isinstance(published, list) else [published]
+    return tuple(names) if all(isinstance(name, str) for name in names) else ()
+
+
+def _reasons(table: Any) -> dict[str, str]:
+    """The [reasons] of a file, by key. Raises ValueError for anything but texts."""
+    reasons = _flat(table) if isinstance(table, dict) else {"reasons": table}
+    for key, reason in reasons.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(f"[reasons] has {key} = {reason!r:.100}; a reason is a sentence")
+    return reasons
 
 
 def parse_experiment(arguments: Sequence[str]) -> Experiment:
