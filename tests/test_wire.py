@@ -23,6 +23,7 @@ VARIANTS = [
     ("fedembed", TASTES | {"fedembed.assignment": "som"}),
     ("pfedme", {"pfedme.heads": "server"}),
     ("pfedhn", {"pfedhn.descriptor": "class-proportions"}),
+    ("pfedhn", {"pfedhn.descriptor": "class-shares"}),
     ("odpfl-hn", {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 1}),
     ("odpfl-hn", {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}),
 ]

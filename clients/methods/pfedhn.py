@@ -3,7 +3,7 @@
 pFedHN works with any client. This one can also describe itself by its class proportions. If novel
 clients train on labels, it scores them on held-out samples. pFedHN-PC keeps the classifier ω_i, the
 last linear layer, on the client. Departs from the authors' code, in which the classifier's momentum
-persists over rounds, heads start from different weights, and local gradients are clipped to 50."""
+persists over rounds and heads start from different weights."""
 
 from copy import deepcopy
 from dataclasses import replace

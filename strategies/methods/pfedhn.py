@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
@@ -30,13 +32,24 @@ DESCRIPTOR = "descriptor"  # name of v_i in a client's reply
 CLASS_PROPORTIONS = Requirement("pfedhn-pc", "answer `query.describe`", offers=("query.describe",))
 
 
+def class_shares(counts: NDArray[Any], totals: Sequence[float]) -> NDArray[Any]:
+    """p̂_i (C,) float32: a client's samples of each class, divided by those of all training clients.
+    A class that no training client has gets 0."""
+    of_all = np.array(totals, np.float32)
+    shares = np.zeros_like(counts)
+    np.divide(counts, of_all, out=shares, where=of_all > 0)
+    return shares
+
+
 class PFedHN(GeneratorSettings, PersonalizedStrategy):
     """θ_i = h(v_i; φ); the server descends on φ and v_i by one vector–Jacobian product.
 
     Gradients of φ and v_i are clipped jointly. With `descriptor` = "class-proportions" the clients
-    send v_i, and only φ is learnt. The run's rounds are followed by `novel_rounds` in which φ is
-    frozen and labeled novel clients learn their v_i (section 5.3). `models` are the arrays of the
-    target networks by name, where clients differ in size.
+    send v_i, and only φ is learnt. With "class-shares" v_i is p̂_i of section 5.3: the share of each
+    class's samples that client i has, so the training clients' v_i sum to 1 in each entry. The run's
+    rounds are followed by `novel_rounds` in which φ is frozen and labeled novel clients learn
+    their v_i (section 5.3). `models` are the arrays of the target networks by name, where clients
+    differ in size.
 
     `network` is the target network's module, or several by name. It is needed if some arrays are
     frozen or tied, or are buffers whose names do not show it; numbers never show it. `buffers` are
@@ -44,6 +57,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
 
     keeps_arrays = True
     any_model = True
+    persistent_attributes = ("class_totals",)
     in_place = True  # the arrays are the parameters that the optimizer moves
 
     embedding_dim = setting(
@@ -52,7 +66,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
     descriptor = setting(
         "learnt",
         "source of the embeddings: learnt, or the clients' reports",
-        ("learnt", "class-proportions"),
+        ("learnt", "class-proportions", "class-shares"),
     )
     novel_rounds = NOVEL_ROUNDS
 
@@ -64,13 +78,14 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         buffers: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
-        if settings.get("descriptor", self.descriptor) == "class-proportions":
+        if settings.get("descriptor", self.descriptor) != "learnt":
             self.requires = CLASS_PROPORTIONS
         super().__init__(**settings)
         self.models = models or {}
         self._modules = {"": network} if isinstance(network, nn.Module) else network
         self._buffers = buffers
         self.generator: ModelGenerator  # h(·; φ) and the embeddings v_i
+        self.class_totals: list[float] = []  # samples of each class at all training clients
 
     # The run
 
@@ -200,9 +215,14 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         return [node for node in known if node.client in embeddings]
 
     def _request_class_proportions(self, nodes: Sequence[Node]) -> None:
-        """Hold the class proportions that the nodes report. The most common size is the valid one,
-        the smallest of several."""
-        replies = self.exchange("query.describe", {node: {} for node in nodes})
+        """Hold what the nodes' reports of class proportions give. The most common size is the valid
+        one, the smallest of several. For "class-shares" the first request is of all training
+        clients, whose samples are the totals; of a later client they are the totals, too."""
+        asked = dict.fromkeys(nodes)
+        counts_all = self.descriptor == "class-shares" and not self.class_totals
+        if counts_all:
+            asked |= dict.fromkeys(filter(self.generator.targets.has, self.training_nodes()))
+        replies = self.exchange("query.describe", {node: {} for node in asked})
         vectors = {}
         for reply in replies:
             if DESCRIPTOR in reply.arrays:
@@ -211,11 +231,21 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
             # By majority, since the first reply may be false.
             counts = Counter(v.size for v in vectors.values())
             self.generator.embedding_dim = max(counts, key=lambda size: (counts[size], -size))
+        valid: dict[Node, NDArray[Any]] = {}
         for node, v in vectors.items():
             if v.shape == (self.generator.embedding_dim,):
-                self.generator.add_embedding(node.client, torch.from_numpy(v.copy()))
+                valid[node] = v
             else:
                 self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
+        if self.descriptor == "class-shares":
+            examples = {update.node: update.num_examples for update in replies}
+            class_counts = {node: v * np.float32(examples[node]) for node, v in valid.items()}
+            if counts_all:
+                of_training = [v for node, v in class_counts.items() if not node.novel]
+                self.class_totals = np.sum(of_training, axis=0).tolist() if of_training else []
+            valid = {node: class_shares(v, self.class_totals) for node, v in class_counts.items()}
+        for node, v in valid.items():
+            self.generator.add_embedding(node.client, torch.from_numpy(v.copy()))
 
     def _vectors(self, nodes: Sequence[Node]) -> dict[Node, Tensor]:
         """v_i of each node."""

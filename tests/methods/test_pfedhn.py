@@ -374,6 +374,52 @@ def test_a_fixed_descriptor_is_the_class_proportions_and_is_not_learnt():
     assert len(v) == 3
 
 
+def test_class_shares_sum_to_one_over_the_training_clients():
+    """Of the pooled training samples of each class, what each client has: p̂_i of section 5.3.
+    With one client a round, too, the first request is of all."""
+    import partitions
+
+    fixed = {"pfedhn.descriptor": "class-shares", "fraction-train": 0.1}
+    v = group(from_record(run_small(rounds=2, **fixed)[0].arrays), "embedding")
+    federation = partitions.federation(defaults() | SETTINGS)
+    counts = {}
+    for client in map(int, v):
+        _, y = federation.share(client).train[:]
+        counts[client] = np.bincount(y, minlength=10)
+    assert len(counts) == 3
+    totals = sum(counts.values())
+    for client, shares in v.items():
+        expected = counts[int(client)] / np.maximum(totals, 1)
+        np.testing.assert_allclose(shares, expected, rtol=1e-5)
+    np.testing.assert_allclose(sum(v.values()), totals > 0, rtol=1e-5)
+
+
+def test_class_shares_by_hand():
+    """Proportions (¼, ¾) of 4 samples and (1, 0) of 6: counts (1, 3) and (6, 0), totals (7, 3).
+    A novel client with (½, ½) of 14 has 7 and 7: more of the second class than all others."""
+    strategy = PFedHN(descriptor="class-shares", models=SIZES)
+    strategy.open(None, to_record(SIZES["s"]), {})
+    one, two = (Node(i, 50 + i, properties={"model": "s"}) for i in range(2))
+    new = Node(9, 59, novel=True, properties={"model": "s"})
+    sent = {one: ([0.25, 0.75], 4), two: ([1.0, 0.0], 6), new: ([0.5, 0.5], 14)}
+    strategy.nodes = [one, two, new]
+
+    def reply(kind, nodes):
+        return [
+            Update(n, {"descriptor": np.array(sent[n][0], np.float32)}, sent[n][1], {})
+            for n in nodes
+        ]
+
+    strategy.exchange = reply
+    assert strategy.ensure_embeddings([two]) == [two]  # asks client 0 as well
+    assert strategy.class_totals == [7.0, 3.0]
+    assert strategy.ensure_embeddings([one, new]) == [one, new]
+    got = {client: v.tolist() for client, v in strategy.generator.embeddings.items()}
+    assert got[0] == pytest.approx([1 / 7, 1.0])
+    assert got[1] == pytest.approx([6 / 7, 0.0])
+    assert got[9] == pytest.approx([1.0, 7 / 3])
+
+
 @pytest.mark.parametrize("spectral", [False, True])
 def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork(spectral):
     """A spectral norm's power iteration rests as well."""
