@@ -12,9 +12,22 @@ from clients.core.normalisation import batch_statistics
 from clients.methods._adaptation import divergence
 from clients.methods.fedmd import FedMDClient, Logits
 from clients.methods.fedtta import FedTTAClient
-from clients.models.networks import ConvNet
+from clients.models.networks import MLP, ConvNet, LeNet
 from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
+
+
+def width_of_table_3(model: nn.Module) -> int:
+    """32, 64 or 128 for the small, medium or big network of its kind, by the width of the first
+    layer; 32 for other kinds of networks."""
+    if isinstance(model, ConvNet):  # 16, 32, 64 channels
+        return 2 * model.conv1.out_channels
+    if isinstance(model, LeNet):  # 8, 16, 32 channels
+        return 4 * model.conv1.out_channels
+    if isinstance(model, MLP) and len(model.layers):  # 100, 200, 400 units
+        units = len(next(model.layers[0].parameters()))
+        return {100: 32, 200: 64, 400: 128}.get(units, 32)
+    return 32
 
 
 class HeteroFedTTAClient(FedMDClient, FedTTAClient):
@@ -39,11 +52,8 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
         """An adaptation network; width 0 is 32, 64 or 128 by the model's size, Table 3."""
-        if adaptation_width == 0:
-            adaptation_width = 32
-            if isinstance(model, ConvNet):
-                adaptation_width = 2 * model.conv1.out_channels
-        return super().build(model, info, adaptation_width=adaptation_width, seed=seed)
+        width = adaptation_width or width_of_table_3(model)
+        return super().build(model, info, adaptation_width=width, seed=seed)
 
     def distillation(self, x: Tensor, teacher: Logits) -> Tensor:
         """KL(σ(f(x; ψ̃ˢ)) ‖ σ(f(x; ψ̃ᵗ))) + λ KL(σ(f(x; ψˢ)) ‖ σ(f(x; ψᵗ))), Eq. (14),

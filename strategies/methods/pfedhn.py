@@ -46,8 +46,8 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
 
     Gradients of φ and v_i are clipped jointly. With `descriptor` = "class-proportions" the clients
     send v_i, and only φ is learnt. With "class-shares" v_i is p̂_i of section 5.3: the share of each
-    class's samples that client i has, so the training clients' v_i sum to 1 in each entry. The run's
-    rounds are followed by `novel_rounds` in which φ is frozen and labeled novel clients learn
+    class's samples that client i has, so the training clients' v_i sum to 1 in each entry. The
+    run's rounds are followed by `novel_rounds` in which φ is frozen and labeled novel clients learn
     their v_i (section 5.3). `models` are the arrays of the target networks by name, where clients
     differ in size.
 

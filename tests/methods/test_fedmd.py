@@ -270,10 +270,13 @@ def test_training_clients_validate_a_novel_clients_model_too(cls):
 
 
 def test_adaptation_networks_by_size():
-    """Table 3: 32, 64 and 128 units for small, medium and big."""
-    for name, width in (("convnet-small", 32), ("convnet", 64), ("convnet-big", 128)):
-        net = HeteroFedTTAClient.build_network(build_model(name, (1, 8, 8), 10, 0), INFO)
-        assert net.adaptation[0].out_features == width
+    """Table 3: 32, 64 and 128 units for small, medium and big, whatever the kind of network."""
+    for kind in ("convnet", "mlp", "lenet"):
+        for name, width in ((f"{kind}-small", 32), (kind, 64), (f"{kind}-big", 128)):
+            net = HeteroFedTTAClient.build_network(build_model(name, (1, 16, 16), 10, 0), INFO)
+            assert net.adaptation[0].out_features == width
+    other = HeteroFedTTAClient.build_network(build_model("softmax", (1, 16, 16), 10, 0), INFO)
+    assert other.adaptation[0].out_features == 32
 
 
 def nodes(*shapes):
