@@ -136,6 +136,7 @@ class _App(ClientApp):
         self._privacy = privacy
 
     def __call__(self, message: Message, context: Context) -> Message:
+        # Last, so that no run's configuration weakens what the client's programmer set.
         if self._privacy:
             context = replace(context, run_config={**context.run_config, **self._privacy})
         return respond(super().__call__, message, context)
@@ -209,11 +210,13 @@ def _configuration(method: str, settings: dict[str, Any]) -> tuple[Config, dict[
             f"those that take any data: {', '.join(able)}"
         )
     config = initial_configuration(method)
+    # A Python keyword has underscores where a key has hyphens; former keys are understood.
     keys = {name: present_key(name.replace("_", "-")) for name in settings}
-    changes = {
-        f"{method}.{key}" if f"{method}.{key}" in config else key: settings[name]
-        for name, key in keys.items()
-    }
+    changes = {}
+    for name, key in keys.items():
+        key_of_method = f"{method}.{key}"
+        # A common key would be overridden by the default of the method's section.
+        changes[key_of_method if key_of_method in config else key] = settings[name]
     config = override(config, changes)
     construct(entry.strategy, config=config, method=method)  # raises for a value out of range
     return config, changes
@@ -276,7 +279,8 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
         else:
             result = client.fit(FitIns(ndarrays_to_parameters(arrays), config))
             _check(result)
-            trained, count = parameters_to_ndarrays(result.parameters), result.num_examples
+            trained = parameters_to_ndarrays(result.parameters)
+            count = result.num_examples
             metrics = result.metrics
         if len(trained) != len(names):
             raise ValueError(f"fit got {len(names)} arrays and returned {len(trained)}")
@@ -291,7 +295,10 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
         else:
             result = client.evaluate(EvaluateIns(ndarrays_to_parameters(arrays), config))
             _check(result)
-            loss, count, metrics = result.loss, result.num_examples, result.metrics
+            loss = result.loss
+            count = result.num_examples
+            metrics = result.metrics
+        # The client's own "loss" counts, but not its "num-examples": the server weighs by that.
         return _reply(message, {"loss": loss} | metrics | {"num-examples": count}, {})
 
     return app
@@ -305,6 +312,10 @@ def _check(result: Any) -> None:
 
 def _reply(message: Message, metrics: Mapping[str, Any], records: dict[str, Any]) -> Message:
     """A reply with `records` and the numbers of `metrics`; a record of metrics holds no others."""
-    values = {k: v.item() if isinstance(v, np.generic) else v for k, v in metrics.items()}
-    numbers = MetricRecord({k: v for k, v in values.items() if type(v) in (int, float)})
-    return Message(RecordDict(records | {"metrics": numbers}), reply_to=message)
+    numbers: dict[str, Any] = {}
+    for name, value in metrics.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if type(plain) in (int, float):  # a boolean is an instance of int
+            numbers[name] = plain
+    content = records | {"metrics": MetricRecord(numbers)}
+    return Message(RecordDict(content), reply_to=message)

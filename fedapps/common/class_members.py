@@ -72,11 +72,15 @@ def _inherited(cls: type, name: str) -> Any:
 
 def _check_name(cls: type, name: str, known: set[str], renamed: Mapping[str, str]) -> None:
     """Raise TypeError for a name that the bases do not have, but seem to be meant by."""
-    former = _inherited(cls, name) if name in known else None
-    present = former.name if isinstance(former, Renamed) else renamed.get(name)
+    present = renamed.get(name)
+    if name in known:
+        former = _inherited(cls, name)
+        if isinstance(former, Renamed):
+            present = former.name
     if present is not None:
         raise TypeError(f"{cls.__name__} defines {name!r}, which is now called {present!r}")
-    likely = sorted(other for other in known if other[0] == name[0])  # few misspell the first one
+    # Few people misspell the first letter.
+    likely = sorted(other for other in known if other[0] == name[0])
     close = get_close_matches(name, likely, n=1, cutoff=CLOSE)
     if close:
         raise TypeError(
@@ -116,8 +120,10 @@ def _fits(value: Any, base: Any) -> bool:
 
 def _holds_texts(cls: type, name: str) -> bool:
     """Whether a base annotates the name as a tuple of texts."""
-    annotations = [vars(base).get("__annotations__", {}) for base in cls.__mro__[1:]]
-    return any(found.get(name) == tuple[str, ...] for found in annotations)
+    for base in cls.__mro__[1:]:
+        if vars(base).get("__annotations__", {}).get(name) == tuple[str, ...]:
+            return True
+    return False
 
 
 def _is_text(value: Any) -> bool:

@@ -108,7 +108,9 @@ def source_code(reference: str) -> str:
 
 def _digest_of_source(module: str) -> str:
     file = getattr(sys.modules[module], "__file__", None)
-    data = Path(file).read_bytes() if file else b""
+    if file is None:  # a built-in module, or a folder without __init__.py
+        return ""
+    data = Path(file).read_bytes()
     return hashlib.blake2b(data, digest_size=8).hexdigest() if data else ""
 
 
@@ -120,9 +122,13 @@ def find_here() -> None:
     here = Path.cwd()
     if any((here / name).exists() for name in PACKAGES):
         return
-    known = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    paths = dict.fromkeys(str(Path(p).absolute()) for p in (*known, str(here)))
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # absolute: they run in other folders
+    # Absolute paths, since child processes run in other folders.
+    paths: dict[str, None] = {}
+    for path in (*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(here)):
+        if path:
+            paths[str(Path(path).absolute())] = None
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # Last, so that no file of the folder hides an installed package.
     if str(here) not in sys.path:
         sys.path.append(str(here))
 
@@ -130,8 +136,9 @@ def find_here() -> None:
 def declares_return_type(found: Any, *kinds: type) -> bool:
     """Whether an object is a subclass of one of the `kinds`, or a function that is annotated to
     return one. Nothing is called."""
-    function = found.func if isinstance(found, partial) else found
-    made = return_annotation(function) if inspect.isfunction(function) else function
+    made = found.func if isinstance(found, partial) else found
+    if inspect.isfunction(made):
+        made = return_annotation(made)
     return of_kind(made, *kinds)
 
 
@@ -181,7 +188,8 @@ class Registry(dict[str, Entry], Generic[Entry]):
         self, kind: str, entries: Mapping[str, Entry], adopt: Callable[[str, Any], Entry]
     ) -> None:
         super().__init__(entries)
-        self.kind, self._adopt = kind, adopt
+        self.kind = kind
+        self._adopt = adopt
         self._adopted: dict[str, Entry] = {}
 
     def check(self, name: str) -> str:

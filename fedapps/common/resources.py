@@ -80,13 +80,22 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
     """The folders of this process's groups with the controller, and of the groups around them."""
     paths = _paths_of_groups(root)
     for line in _text(root / "proc/self/mountinfo").splitlines():
+        # The number of fields before " - " varies; those behind it are kind, device and options.
         mount, _, system = line.partition(" - ")
         kind, _, options = system.split()[:3]
-        controllers = options.split(",") if kind == "cgroup" else [""]
-        wanted = controller if kind == "cgroup" else ""
-        if kind not in ("cgroup", "cgroup2") or wanted not in controllers or wanted not in paths:
+        # Version 1 mounts each controller by itself, version 2 all of them at once.
+        wanted = ""
+        if kind == "cgroup":
+            wanted = controller
+            if controller not in options.split(","):
+                continue
+        elif kind != "cgroup2":
             continue
-        mounted_group, place = (_unescaped(word) for word in mount.split()[3:5])
+        if wanted not in paths:
+            continue
+        fields = mount.split()
+        mounted_group = _unescaped(fields[3])
+        place = _unescaped(fields[4])
         top = root / place.lstrip("/")
         try:
             inside = PurePosixPath(paths[wanted]).relative_to(mounted_group)
@@ -94,6 +103,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
             inside = PurePosixPath()
         group = top / inside
         yield group
+        # The limits of a group hold for all groups inside.
         while group != top:
             group = group.parent
             yield group
@@ -116,8 +126,10 @@ def _unescaped(word: str) -> str:
 
 def _limit(file: Path) -> float:
     """A limit in bytes; infinity where the file is missing or states none."""
-    text = _text(file).strip()  # a number, or "max"
-    limit = int(text) if text.isdigit() else NO_LIMIT
+    text = _text(file).strip()
+    if not text.isdigit():  # "max", or the file is missing
+        return math.inf
+    limit = int(text)
     return limit if limit < NO_LIMIT else math.inf
 
 

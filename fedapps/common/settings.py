@@ -68,13 +68,20 @@ class Interval:
         if match is None:
             raise ValueError(f"{text!r} is no interval; write it as '(0, 1]'")
         left, low, high, right = match.groups()
-        ends = [float(end) if "." in end else int(end) for end in (low, high)]  # ints are exact
-        return Interval(ends[0], ends[1], left == "(", right == ")")
+        return Interval(_number(low), _number(high), left == "(", right == ")")
 
     def __contains__(self, value: float) -> bool:
         """Whether it holds the number; no range holds NaN."""
-        low = self.low < value if self.open_low else self.low <= value
-        return low and (value < self.high if self.open_high else value <= self.high)
+        if value == self.low:
+            return not self.open_low
+        if value == self.high:
+            return not self.open_high
+        return self.low < value < self.high
+
+
+def _number(text: str) -> float:
+    """An end of an interval; an integer stays one, since a float is exact up to 2⁵³ alone."""
+    return float(text) if "." in text else int(text)
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,11 @@ class Setting:
         """The setting that `schema` describes."""
         value = schema["anyOf"][0]
         values: str | tuple[str, ...] = tuple(value.get("enum", ())) or ""
-        if (low := value.get("minimum", value.get("exclusiveMinimum"))) is not None:
+        low = value.get("minimum", value.get("exclusiveMinimum"))
+        if low is not None:
             high = value.get("maximum", value.get("exclusiveMaximum"))
-            left, right = "(["["minimum" in value], ")]"["maximum" in value]
+            left = "[" if "minimum" in value else "("
+            right = "]" if "maximum" in value else ")"
             values = f"{left}{low}, {high}{right}"
         listed = value.get("format") == LIST
         beside = schema.get(BESIDE, "")

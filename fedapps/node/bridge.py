@@ -135,6 +135,7 @@ def _query(client: Client, context: Context, config: dict[str, Any]) -> dict[str
 
 def _train(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[str, Any]:
     """The records of a reply to ``train``: named arrays, sample count and metrics."""
+    # `fit` returns a list of arrays, as Flower's NumPyClient does; their names are in the metrics.
     values, num_examples, metrics = client.fit(list(arrays.values()), config)
     names = [name for name in metrics.pop(NAMES).split("\n") if name]
     named = dict(zip(names, values, strict=True))

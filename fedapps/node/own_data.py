@@ -88,6 +88,7 @@ def _say(text: str) -> None:
 
 def _parts(given: Any) -> tuple[Any, Any]:
     """Training and validation samples as they are given; None for validation if there are none."""
+    # A pair of tensors is inputs and labels, not training and validation inputs.
     if _are_tensors(given) or not isinstance(given, tuple | list):
         return given, None
     if len(given) == 2:
