@@ -85,9 +85,11 @@ class Method:
             values = getattr(self, several)
             if not isinstance(values, tuple) or not all(isinstance(v, str) for v in values):
                 raise ValueError(_wrong(several, values, "a tuple of texts, such as ('local',)"))
-        if unknown := set(self.dp) - set(BOTH):
+        unknown = set(self.dp) - set(BOTH)
+        if unknown:
             raise ValueError(_wrong("dp", min(unknown), f"of {', '.join(map(repr, BOTH))}"))
         cost = self.relative_cost
+        # A boolean is an instance of int.
         if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 < cost < inf:
             raise ValueError(_wrong("relative_cost", cost, "a number above 0"))
         if not isinstance(self.settings, Mapping):
@@ -116,6 +118,7 @@ def _wrong(name: str, value: Any, wanted: str) -> str:
     return f"{name} of a Method is {value!r:.200}; it must be {wanted}"
 
 
+# Set after the class is made: `dataclass` would take the descriptors for defaults.
 for _half in ("strategy", "client"):
     setattr(Method, _half, _Half(_half))
 

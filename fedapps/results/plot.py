@@ -1,5 +1,7 @@
 """Figures of a folder of runs as PDF, SVG or PNG, readable in grey as well."""
 
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MARKED = 20  # points of a line that have a marker
+MAX_NUMBERED_CELLS = 400  # of a matrix; in smaller cells numbers would overlap
 # Okabe and Ito's colours in an order in which neighbours differ in grey; every line also has its
 # dashes and its marker.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00")
@@ -38,8 +41,9 @@ def curves(runs: "DataFrame", points: int = 1000) -> "Figure":
     styles = dict(zip(runs.method.unique(), line_styles(), strict=False))
     for role, axis in axes.items():
         for method, scores in rounds.dropna(subset=role).groupby("method", sort=False):
-            means, style = scores.groupby("round")[role].agg(["mean", "min", "max"]), styles[method]
-            every = -(-len(means) // MARKED)
+            means = scores.groupby("round")[role].agg(["mean", "min", "max"])
+            style = styles[method]
+            every = math.ceil(len(means) / MARKED)
             (line,) = axis.plot(means["mean"], label=shown(method), markevery=every, **style)
             band = axis.fill_between(
                 means.index, means["min"], means["max"], color=style["color"], alpha=0.15, lw=0
@@ -58,8 +62,11 @@ def swept(runs: "DataFrame", key: str) -> "Figure":
     if len(values) < 2:
         raise ValueError(f"the runs have a single value of {key}: {', '.join(values)}")
     figure, axes = _panels([score for score in SCORES if score in set(lines.score)])
+    # Numbers stand at their values; if one value is a word, all stand at equal distances.
     words = any(order(value)[0] for value in values)
-    places = {v: float(i) if words else order(v)[1] for i, v in enumerate(values)}
+    places: dict[str, float] = {}
+    for number, value in enumerate(values):
+        places[value] = float(number) if words else order(value)[1]
     lines = lines.assign(place=lines[key].map(places))
     for score, axis in axes.items():
         groups = lines[lines.score == score].groupby("method", sort=False)
@@ -100,7 +107,8 @@ def clients(runs: "DataFrame") -> "Figure":
                 alpha=0.5,
                 urls=[f"#client={quote(client)}" for client in group.client],
             )
-            _name(runs, method, points, *(artist for parts in box.values() for artist in parts))
+            box_artists = itertools.chain.from_iterable(box.values())
+            _name(runs, method, points, *box_artists)
         axis.set_xticks(range(len(names)), [shown(name) for name in names], rotation=30, ha="right")
     return figure
 
@@ -112,26 +120,27 @@ def gain(folder: Path, against: str = "fedavg") -> "Figure":
 
     from fedapps.results.gains import check_reference, novel_scores, scenarios
 
-    found, _ = scenarios(folder)
-    check_reference(found.values(), against)
+    runs_by_scenario, _ = scenarios(folder)
+    check_reference(runs_by_scenario.values(), against)
+    names = list(runs_by_scenario)
+    # Mean and deviation by method and by the scenario's place; a method may lack scenarios.
     lines: dict[str, dict[int, tuple[float, float]]] = {}
-    names = []
-    for place, (name, runs) in enumerate(found.items()):
-        names.append(name)
-        for method, values in novel_scores(runs, against=against).gain.groupby(runs.method):
+    for place, runs in enumerate(runs_by_scenario.values()):
+        gains = novel_scores(runs, against=against).gain
+        for method, values in gains.groupby(runs.method):
             spread = values.std() if len(values) > 1 else 0.0
             lines.setdefault(str(method), {})[place] = (values.mean(), spread)
     figure = Figure(figsize=(1.5 * len(names) + 4, 4), layout="constrained")
     axis = figure.subplots()
     axis.grid(alpha=0.3)
     axis.set_ylabel(f"gain on {shown(against)} in points")
-    for number, ((method, cells), style) in enumerate(
-        zip(lines.items(), line_styles(), strict=False)
-    ):
+    styles = line_styles()
+    for number, (method, cells) in enumerate(lines.items()):
         shift = 0.6 * (number / max(len(lines) - 1, 1) - 0.5)  # so that bars do not cover others
+        places = [place + shift for place in cells]
         means, spreads = zip(*cells.values(), strict=True)
-        style |= {"linestyle": "none", "label": shown(method), "capsize": 2}
-        axis.errorbar([place + shift for place in cells], means, spreads, **style)
+        style = next(styles) | {"linestyle": "none", "label": shown(method), "capsize": 2}
+        axis.errorbar(places, means, spreads, **style)
     axis.set_xticks(range(len(names)), [shown(name) for name in names])
     _legend(figure, {"gain": axis})
     return figure
@@ -145,17 +154,13 @@ def matrix(values: np.ndarray, rows: str, columns: str, title: str = "") -> "Fig
     axis = figure.subplots()
     image = axis.imshow(values, vmin=0, vmax=1, cmap="Greys")
     axis.set(xlabel=columns, ylabel=rows, title=shown(title))
-    for (row, column), value in np.ndenumerate(values if values.size <= 400 else values[:0]):
-        axis.text(
-            column,
-            row,
-            f"{value:.2f}".removeprefix("0") if value else "",
-            ha="center",
-            va="center",
-            fontsize=7,
-            color="white" if value > 0.5 else "black",
-        )
     figure.colorbar(image)
+    if values.size > MAX_NUMBERED_CELLS:
+        return figure
+    for (row, column), value in np.ndenumerate(values):
+        text = f"{value:.2f}".removeprefix("0") if value else ""
+        colour = "white" if value > 0.5 else "black"
+        axis.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
     return figure
 
 
@@ -167,6 +172,8 @@ def save(figure: "Figure", output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     metadata: Any = dates.get(output.suffix.lower())
+    # Without dates, and with a fixed salt for names, the same runs give the same file.
+    # Type 42 embeds TrueType fonts, whose text stays text for search and screen readers.
     with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedapps"}):
         figure.savefig(output, dpi=150, metadata=metadata)
 
@@ -180,8 +187,11 @@ def as_svg(figure: "Figure") -> "Markup":
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapps"}):
         figure.savefig(file, format="svg", transparent=True)
     text = file.getvalue()
-    text = re.sub("<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    return Markup(text.replace(' target="_blank"', "").replace("#000000", "currentColor"))
+    text = text[text.index("<svg") :]  # an XML declaration may not stand inside a page
+    text = re.sub("<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Links lead to places of the page itself.
+    text = text.replace(' target="_blank"', "")
+    return Markup(text.replace("#000000", "currentColor"))
 
 
 def line_styles() -> Iterator[dict[str, Any]]:
@@ -223,9 +233,14 @@ def _legend(figure: "Figure", axes: Mapping[str, "Axes"]) -> None:
     for axis in axes.values():
         handles, labels = axis.get_legend_handles_labels()
         lines |= dict(zip(labels, handles, strict=True))
-    for columns in (4, 3, 2, 1) if len(lines) > 1 else ():
+    if len(lines) < 2:
+        return
+    handles = list(lines.values())
+    labels = list(lines)
+    # A legend's width is known only once it is made.
+    for columns in (4, 3, 2, 1):
         legend = figure.legend(
-            [*lines.values()], [*lines], loc="outside lower center", ncols=columns, frameon=False
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False
         )
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return

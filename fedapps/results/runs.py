@@ -75,7 +75,7 @@ def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", li
 
 def _folders_of_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run's, else those in it. Hidden ones are left out."""
-    folder = folder.resolve()
+    folder = folder.resolve()  # "." has no name
     folders = [folder] if (folder / "config.toml").is_file() else ordered(folder)
     return [run for run in folders if not run.name.startswith(".")]
 
@@ -133,6 +133,7 @@ def read_rounds(folder: Path) -> list[Round]:
         try:
             rounds.append(Round.model_validate_json(line))
         except ValueError:
+            # A process that was killed may have left half a line.
             break
     return rounds
 
@@ -226,6 +227,7 @@ def _tell_apart(rows: list[dict[str, Any]]) -> None:
                 unlabeled.append((row, str(settings[key])))
         if len({value for _, value in unlabeled}) > 1:
             for row, value in unlabeled:
+                # A label's words are parted by blanks, so a value must be one word.
                 row["method"] += f" {word}={'_'.join(value.split())}"
 
 
