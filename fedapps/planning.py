@@ -95,6 +95,7 @@ def configured(
     names = [Variant.parse(method).method for method in methods]
     config = with_references(base or defaults(), {"method": ",".join(names)})
     config = override(config, experiment.settings if changes is None else changes)
+    # `override` raises for an unknown key and for a value out of range.
     for key, values in experiment.grid.items():
         for value in values:
             override(config, {key: value})
@@ -133,6 +134,7 @@ def plan(
     with opening(from_) if from_ else nullcontext():
         if from_ is not None:
             start_from(from_, jobs, changes, output, fresh)
+        # One job of each method: those of other seeds differ in what is drawn alone.
         for job in {job.method: job for job in jobs}.values():
             check(job.config)
             check_start(job.config)

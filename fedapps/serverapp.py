@@ -110,6 +110,8 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
             callbacks.load_state(checkpoint["callbacks"])
 
         def on_round(metrics: dict[str, Any]) -> None:
+            # The round is on record if a callback ends the run, and the checkpoint holds what
+            # the callbacks have counted in this round.
             recorder.record(metrics, strategy)
             callbacks.round_ends(metrics, strategy)
             recorder.write_checkpoint_if_due(strategy, {"callbacks": callbacks.state()})
@@ -142,16 +144,20 @@ def _end(config: Config, summary: dict[str, Any], result: Result) -> str:
     from fedapps.results.runs import run_of
     from fedapps.results.table import results
 
-    output = config["output-dir"]
-    where = f"written to {output}: fedapps table, report and plot read them" if output else (
-        "not written; to have them, add to --run-config output-dir=\"/an/absolute/path\""
-    )  # fmt: skip
+    lines = []
+    if "best_round" in summary:  # absent without an evaluation
+        lines.append(as_text(results(run_of(config, summary))))
     scored = len(result.evaluate_metrics_clientapp)
-    lines = [
-        *([as_text(results(run_of(config, summary)))] if "best_round" in summary else []),
-        f"the Result holds {len(result.arrays)} arrays and the metrics of {scored} evaluations",
-        f"results: {where}",
-    ]
+    lines.append(
+        f"the Result holds {len(result.arrays)} arrays and the metrics of {scored} evaluations"
+    )
+    output = config["output-dir"]
+    if output:
+        lines.append(f"results: written to {output}: fedapps table, report and plot read them")
+    else:
+        lines.append(
+            'results: not written; to have them, add to --run-config output-dir="/an/absolute/path"'
+        )
     return "\n".join(lines)
 
 
@@ -186,8 +192,11 @@ def _prepare_privacy(
         file.unlink(missing_ok=True)  # of another run: this one would pass as private
         return
     if config["resume"] and file.is_file() and config["dp-generator"] == "system":
-        privacy.restore(checked(read_json(file), str(file)))  # lost rounds count
-        privacy.plan(int(config["rounds"]) - (checkpoint["strategy"]["round"] if checkpoint else 0))
+        # The file is newer than the checkpoint: it also counts rounds that were lost with a
+        # killed process, since clients have answered in them.
+        privacy.restore(checked(read_json(file), str(file)))
+        finished_rounds = checkpoint["strategy"]["round"] if checkpoint is not None else 0
+        privacy.plan(int(config["rounds"]) - finished_rounds)
     references = external_code.named(config)
     privacy.on_spend = lambda state: _write_spent(file, state, references)
 
@@ -232,7 +241,7 @@ def check_run(config: Config) -> Privacy | None:
         folder = str(config[key])
         if folder and not Path(folder).is_absolute():
             raise ValueError(f"{key} is {folder!r}; it must be an absolute path")
-    make_callbacks(config)
+    make_callbacks(config)  # raises for what a callback lacks
     _check_shots(config, method)
     return _privacy(config, method)
 
@@ -247,17 +256,21 @@ def _check_robust(config: Config, method: str) -> None:
     training = round(float(config["train-fraction"]) * int(config["num-clients"]))
     values = settings(config, method)
     sampled = round(values["fraction_train"] * training)
-    if plain := is_plain(values["robust"], values["robust_fraction"], sampled):
+    # With few clients a robust mean may leave out nobody, and is then the plain one.
+    plain = is_plain(values["robust"], values["robust_fraction"], sampled)
+    if plain:
         raise ValueError(plain)
 
 
 def _check_shots(config: Config, method: str) -> None:
     """Raise ValueError for novel-shots that the method cannot learn from."""
-    shots, way = novel_shots(config), METHODS[method].client.few_shot
-    if shots and not way:
+    if not novel_shots(config):
+        return
+    few_shot = METHODS[method].client.few_shot
+    if not few_shot:
         able = ", ".join(name for name, entry in METHODS.items() if entry.client.few_shot)
         raise ValueError(f"{method} cannot learn from novel-shots; able: {able}")
-    if shots and way == FewShot.ROUNDS and not settings(config, method)["novel_rounds"]:
+    if few_shot == FewShot.ROUNDS and not settings(config, method)["novel_rounds"]:
         raise ValueError(
             f"{method} learns from novel-shots in rounds of their own; set novel-rounds, as to 20"
         )
@@ -266,7 +279,8 @@ def _check_shots(config: Config, method: str) -> None:
 def _privacy(config: Config, method: str) -> Privacy | None:
     """The run's differential privacy, which counts what the run in from-dir has spent. Raises
     ValueError for bad settings, and if no ε would hold for the model."""
-    values, spent = settings(config, method), None
+    values = settings(config, method)
+    spent = None
     if values["dp"] != "none" and values["from_dir"]:
         file = Path(values["from_dir"]) / PRIVACY
         if not file.is_file():
@@ -282,7 +296,8 @@ def _privacy(config: Config, method: str) -> Privacy | None:
         privacy.admit("moments of inputs")
     if config["early-stopping"]:
         privacy.admit("scores by which early-stopping ends the run")
-    if (labeled := float(config["partition.labeled-clients"])) < 1:
+    labeled = float(config["partition.labeled-clients"])
+    if labeled < 1:
         raise ValueError(
             f"dp is {privacy.mode!r} and partition.labeled-clients {labeled:g}; the noise is that "
             "of a mean over all training clients; set one of the two to its default"

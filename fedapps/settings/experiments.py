@@ -1,7 +1,6 @@
 """Experiments: the methods, seeds and settings in a TOML file or on a command line."""
 
 import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,13 +128,20 @@ def read_arguments(arguments: Sequence[str], *, main: bool = True) -> Experiment
 
     With `main`, they change the main job unless the file names methods. Raises ValueError for two
     experiments."""
-    named = [argument for argument in arguments if "=" not in argument]
-    if len(named) > 1:
-        raise ValueError(f"one experiment at a time, not {', '.join(named)}")
-    experiment = read_experiment(named[0]) if named else Experiment()
+    names = []
+    changes = []
+    for argument in arguments:
+        if "=" in argument:
+            changes.append(argument)
+        else:
+            names.append(argument)
+    if len(names) > 1:
+        raise ValueError(f"one experiment at a time, not {', '.join(names)}")
+    experiment = read_experiment(names[0]) if names else Experiment()
+    # A file that names methods or includes other files is complete without the main job.
     if main and not experiment.methods and not experiment.include:
         experiment = main_job() | experiment
-    return experiment | parse_experiment([argument for argument in arguments if "=" in argument])
+    return experiment | parse_experiment(changes)
 
 
 def main_job() -> Experiment:
@@ -258,17 +264,25 @@ def _spanned(named: dict[str, Any], methods: str, seeds: str) -> Experiment:
 
 def split_names(what: str, text: str) -> list[str]:
     """The names in a comma-separated text. Raises ValueError for none and for duplicates."""
-    names = [" ".join(name.split()) for name in text.split(",") if name.strip()]
+    names: list[str] = []
+    for part in text.split(","):
+        # A variant's settings may be set apart by several blanks.
+        name = " ".join(part.split())
+        if not name:
+            continue
+        if name in names:
+            raise ValueError(f"{what} name {name!r} twice")
+        names.append(name)
     if not names:
         raise ValueError(f"{what} are {text!r}; name at least one")
-    if duplicates := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"{what} name {duplicates[0]!r} twice")
     return names
 
 
 def parse_seeds(text: str) -> list[int]:
     """The seeds in a comma-separated text. Raises ValueError for what is no seed."""
-    seeds = split_names("seeds", text)
-    if invalid := [seed for seed in seeds if not seed.isdecimal()]:
-        raise ValueError(f"seed {invalid[0]!r} is not a whole number")
-    return [int(check("seed", int(seed), 0)) for seed in seeds]
+    seeds = []
+    for seed in split_names("seeds", text):
+        if not seed.isdecimal():
+            raise ValueError(f"seed {seed!r} is not a whole number")
+        seeds.append(int(check("seed", int(seed), 0)))
+    return seeds

@@ -218,21 +218,36 @@ def check_read(
     A change that is `from_file` may be meant for other runs. Returns a sentence for each option
     that some of the runs do not read."""
     variants = [Variant.parse(method) for method in methods]
-    read_sections = {name for variant in variants for name in lineage(variant.method)}
-    for key, value in changes.items():
-        section = _section(key)
-        of_other_method = section in METHODS.known() and section not in read_sections
-        if of_other_method and key not in from_file:
-            running = ", ".join(dict.fromkeys(variant.method for variant in variants))
-            raise ValueError(
-                f"{key}={value} changes nothing here: {section} does not run, but {running}"
-            )
+    _check_sections(changes, variants, from_file)
     # Labels set options, too.
     keys = dict.fromkeys(changes)
     for variant in variants:
         keys |= dict.fromkeys(variant.settings)
-    notes = [_unread_option(key, config, changes, variants, key in from_file) for key in keys]
-    return [note for note in notes if note]
+    notes = []
+    for key in keys:
+        note = _unread_option(key, config, changes, variants, key in from_file)
+        if note:
+            notes.append(note)
+    return notes
+
+
+def _check_sections(
+    changes: Mapping[str, Any], variants: Sequence[Variant], from_file: Collection[str]
+) -> None:
+    """Raise ValueError for a change, not `from_file`, in the section of a method that does not
+    run."""
+    methods = list(dict.fromkeys(variant.method for variant in variants))
+    read_sections: set[str] = set()
+    for method in methods:
+        # A method that extends another one inherits the settings of its section.
+        read_sections.update(lineage(method))
+    for key, value in changes.items():
+        section = _section(key)
+        if section not in METHODS.known() or section in read_sections or key in from_file:
+            continue
+        raise ValueError(
+            f"{key}={value} changes nothing here: {section} does not run, but {', '.join(methods)}"
+        )
 
 
 def _unread_option(
@@ -244,24 +259,34 @@ def _unread_option(
 ) -> str:
     """A sentence if some runs do not read an option of the partition or of the user's own data;
     "" if all do. Raises ValueError if none reads it, unless `is_from_file`."""
-    setting_variants = [v for v in variants if key in changes or key in v.settings]
-    configs = [{**config, **variant.settings} for variant in setting_variants]
-    unread = [run for run in configs if not _is_read(key, run)]
+    reading = 0  # runs that have the option and read it
+    unread = []  # the configurations of those that do not
+    for variant in variants:
+        if key not in changes and key not in variant.settings:
+            continue
+        run = {**config, **variant.settings}
+        if _is_read(key, run):
+            reading += 1
+        else:
+            unread.append(run)
     if not unread:
         return ""
+    names: list[str] = []
     if key in OF_OWN_DATA:
         source = "dataset"
         readers = "with your own images or tables"
-        names = [name for run in unread for name in _datasets(run)]
+        for run in unread:
+            names += _datasets(run)
     else:
         source = "partition"
         option = key.removeprefix("partition.")
         rules = [name for name, rule in RULES.items() if option in rule.options]
         readers = f"by {', '.join(rules)}"
-        names = [str(run["partition"]) for run in unread]
+        for run in unread:
+            names.append(str(run["partition"]))
     setting = f"{key}={changes[key]}" if key in changes else key
     distinct = ", ".join(dict.fromkeys(names))
-    if len(unread) == len(configs) and not is_from_file:
+    if reading == 0 and not is_from_file:
         raise ValueError(
             f"{setting} changes nothing here, since {source} is {distinct}; it is read {readers}"
         )
@@ -271,6 +296,7 @@ def _unread_option(
 def _is_read(key: str, config: Config) -> bool:
     """Whether the configuration's partition rule or datasets read the key; True for others."""
     if key in OF_OWN_DATA:
+        # A dataset that is not in the table is a path to the user's data.
         return not DATASETS.keys() >= set(_datasets(config))
     section, _, name = key.rpartition(".")
     return section != "partition" or name in options_of(config)
