@@ -105,6 +105,7 @@ def run(
         say_stopped(make_console(), work, output)  # also without progress
         raise
     failed = [f"{job.name}: {job.error}" for job in work if job.error]
+    # If all runs failed, there is nothing to report.
     if len(failed) < len(work):
         frame, problems = read_runs(output)
         write_report(frame, output, problems)

@@ -113,7 +113,8 @@ class Writer:
         """Call `write`, which writes the present state of something, and retry failed writes."""
         self.due.pop(what, None)
         self.due[what] = write  # after the others that are due
-        before, self.error = self.error, None
+        before = self.error
+        self.error = None
         for name, due in list(self.due.items()):
             try:
                 due()
@@ -181,7 +182,8 @@ def spill(states: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Array
     anonymous file in `folder`, or stay in memory if the disk does not take them."""
     result: dict[int, Arrays] = {}
     views: dict[int, dict[str, Callable[[bytes | mmap], np.ndarray]]] = {}
-    held, file = 0, None
+    held = 0  # bytes
+    file: IO[bytes] | None = None
     content: bytes | mmap = b""
     with ExitStack() as opened:
         for client, arrays in states:
@@ -194,6 +196,7 @@ def spill(states: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Array
                     file = opened.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
                 views[client] = {name: _append_array(file, a) for name, a in arrays.items()}
                 result[client] = {}
+        # An empty file cannot be mapped. The mapping outlives the file, which has no name.
         if file is not None and file.tell():
             content = mmap(file.fileno(), 0, access=ACCESS_READ)
     for client, client_views in views.items():
@@ -205,7 +208,9 @@ def _append_array(file: IO[bytes], array: np.ndarray) -> Callable[[bytes | mmap]
     """Append an array; returns a function from the file's content to the array in it."""
     start = file.seek(ALIGNED * math.ceil(file.tell() / ALIGNED))
     _write_all(file, array.tobytes())
-    shape, dtype = array.shape, array.dtype
+    # Kept apart, so that the function does not hold the array itself in memory.
+    shape = array.shape
+    dtype = array.dtype
     return lambda content: np.ndarray(shape, dtype, content, start)
 
 

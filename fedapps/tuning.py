@@ -404,8 +404,11 @@ def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
 
 def _finished(study: "Study") -> "list[FrozenTrial]":
     """The finished trials in order. A retry that succeeded replaces the trial that failed."""
-    finished = [trial for trial in study.trials if trial.state.is_finished()]
-    return list({trial.user_attrs.get(RETRIED, trial.number): trial for trial in finished}.values())
+    finished: dict[int, FrozenTrial] = {}  # by the number of the first try
+    for trial in study.trials:
+        if trial.state.is_finished():
+            finished[trial.user_attrs.get(RETRIED, trial.number)] = trial
+    return list(finished.values())
 
 
 def best(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
@@ -459,12 +462,18 @@ def _differences_from_defaults(config: Config) -> Config:
     """The settings that give `config` as an experiment's file. A method's value that a common key
     gives it is left out."""
     known = defaults()
-    changed = {key: value for key, value in config.items() if value != known.get(key)}
-    for key in UNSAVED:
-        changed.pop(key, None)
+    changed: Config = {}
+    for key, value in config.items():
+        if key not in UNSAVED and value != known.get(key):
+            changed[key] = value
     common = {key: value for key, value in changed.items() if "." not in key}
+    # A common key of a file also changes the methods' keys of its name.
     with_common = override(known, common)
-    return {k: v for k, v in changed.items() if k in common or v != with_common.get(k)}
+    differing: Config = {}
+    for key, value in changed.items():
+        if key in common or value != with_common.get(key):
+            differing[key] = value
+    return differing
 
 
 def history(outcomes: Sequence[Outcome]) -> "Figure":
@@ -476,15 +485,24 @@ def history(outcomes: Sequence[Outcome]) -> "Figure":
     winners = best(outcomes)
     measures = list(dict.fromkeys(outcome.measure for outcome in winners.values()))
     figure = Figure(figsize=(6 * len(measures), 4), layout="constrained")
-    axes = dict(zip(measures, figure.subplots(1, len(measures), squeeze=False)[0], strict=True))
-    for (method, winner), style in zip(winners.items(), line_styles(), strict=False):
-        measure, axis = winner.measure, axes[winner.measure]
-        succeeded = [o for o in outcomes if o.method == method and o.validation is not None]
-        x = [outcome.number for outcome in succeeded]
-        y = [shown(measure, outcome.validation or 0.0) for outcome in succeeded]
-        so_far = np.maximum if goodness(measure, 1.0) > 0 else np.minimum
-        axis.plot(x, so_far.accumulate(y), label=method, **style | {"marker": ""})
-        axis.plot(x, y, style["marker"], color=style["color"], alpha=0.6)
+    panels = figure.subplots(1, len(measures), squeeze=False)[0]
+    axes = dict(zip(measures, panels, strict=True))
+    styles = line_styles()
+    for method, winner in winners.items():
+        measure = winner.measure
+        axis = axes[measure]
+        style = next(styles)
+        numbers = []
+        scores = []
+        for outcome in outcomes:
+            if outcome.method == method and outcome.validation is not None:
+                numbers.append(outcome.number)
+                scores.append(shown(measure, outcome.validation))
+        # Of a loss the least value is the best.
+        better = np.maximum if goodness(measure, 1.0) > 0 else np.minimum
+        best_so_far = better.accumulate(scores)
+        axis.plot(numbers, best_so_far, label=method, **style | {"marker": ""})
+        axis.plot(numbers, scores, style["marker"], color=style["color"], alpha=0.6)
     for measure, axis in axes.items():
         axis.set(xlabel="trial", ylabel=f"training clients: {heading([measure])}")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))

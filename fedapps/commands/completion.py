@@ -10,12 +10,19 @@ def arguments(incomplete: str) -> list[str]:
     from fedapps.settings.experiments import experiments
     from fedapps.settings.schema import declared
 
-    key, typed, value = incomplete.partition("=")
+    key, equals, value = incomplete.partition("=")
     known = declared()
-    if not typed:
-        return _starting(incomplete, [*experiments(), *(f"{key}=" for key in known)])
-    values = known[key].values if key in known else ()
-    choices = _names().get(key, values if isinstance(values, tuple) else ())
+    if not equals:
+        words = list(experiments())
+        for name in known:
+            words.append(f"{name}=")
+        return _starting(incomplete, words)
+    choices: Iterable[str] = ()
+    # A setting with a range has a text in place of a tuple of choices.
+    if key in known and isinstance(known[key].values, tuple):
+        choices = known[key].values
+    # These settings also take a path or a reference, so they declare no choices.
+    choices = _names().get(key, choices)
     return [f"{key}={choice}" for choice in _starting(value, choices)]
 
 

@@ -59,10 +59,10 @@ def run(
             planned = [(work, work[0].folder.parent, "")]
         else:
             experiment = read_request(arguments or [], methods, seeds, from_)
-            planned = [
-                (plan(part, place, from_, bound, fresh), place, part.source)
-                for part, place in parts(experiment, output)
-            ]
+            # All parts are checked before the first one trains.
+            planned = []
+            for part, place in parts(experiment, output):
+                planned.append((plan(part, place, from_, bound, fresh), place, part.source))
             for work, place, _ in planned:
                 keep_or_discard(work, place, fresh, yes or dry_run)
     failed = False
@@ -154,15 +154,18 @@ def say_failures(console: Console, work: "list[Job]") -> None:
     for job in work:
         if job.error:
             say_error(console, job.error, f"{job.name} failed:")
-        if undone := job.undone_rounds():
+        undone = job.undone_rounds()
+        if undone:
             say_error(
                 console,
                 f"{undone} of {job.summary()['rounds']} rounds were undone: NaN or infinity would "
                 "have come into the model",
                 f"{job.name}:",
             )
-        if not (causes := job.failures()):
+        causes = job.failures()
+        if not causes:
             continue
+        # The server's error ended the run. Of clients' errors the first may have caused the others.
         cause = causes[-1] if causes[-1].startswith("server\n") else causes[0]
         what, _, text = cause.partition("\n")
         if text not in shown:
@@ -170,4 +173,5 @@ def say_failures(console: Console, work: "list[Job]") -> None:
             say(console, f"{job.name}, {what}")
             for line in text.splitlines():
                 say(console, f"  {line}")
-        say(console, f"{len(causes)} cause{'s' * (len(causes) > 1)} in {job.folder / ERRORS}")
+        word = "cause" if len(causes) == 1 else "causes"
+        say(console, f"{len(causes)} {word} in {job.folder / ERRORS}")

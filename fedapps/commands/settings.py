@@ -14,6 +14,7 @@ from fedapps.console import make_console, refusals, say
 from fedapps.methods import METHODS
 from fedapps.settings import schema
 from fedapps.settings.overrides import own_settings
+from fedapps.settings.variants import ancestors
 
 
 def settings(
@@ -70,10 +71,13 @@ def of_method(name: str) -> dict[str, tuple[Setting, str]]:
 
 def _origin(name: str, key: str) -> str:
     """The method that the default of a method's key comes from; "" if it is the method's own."""
-    known, origin = schema.declared(), ""
+    known = schema.declared()
     default = known[f"{name}.{key}"].default
-    while name := METHODS[name].extends:
-        if f"{name}.{key}" not in known or known[f"{name}.{key}"].default != default:
+    origin = ""
+    for ancestor in ancestors(name):
+        inherited = known.get(f"{ancestor}.{key}")
+        # From here on the chain has another default, so it was set below.
+        if inherited is None or inherited.default != default:
             break
-        origin = name
+        origin = ancestor
     return origin

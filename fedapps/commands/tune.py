@@ -71,11 +71,10 @@ def tune(
 
     winners = best(outcomes)
     console.print(table_of(outcomes, winners))
-    say(
-        console,
-        f"{output}: {', '.join(n for n in (BEST, TRIALS, FIGURE) if (output / n).is_file())}",
-    )
-    if lost := [label for label in labels if label not in winners]:
+    written = [name for name in (BEST, TRIALS, FIGURE) if (output / name).is_file()]
+    say(console, f"{output}: {', '.join(written)}")
+    lost = [label for label in labels if label not in winners]
+    if lost:
         first = next(trial for trial in outcomes if trial.method == lost[0])
         say_error(
             console, f"no trial of {', '.join(lost)} succeeded; the first failed: {first.error}"
@@ -127,6 +126,7 @@ def read_tuning(
         raise ValueError(f"{key} has several values; tune takes single ones, and lists in [search]")
     config, labels = configured(experiment)
 
+    # After the checks, since torch takes seconds to load.
     from fedapps.engines.run import run_jobs
     from fedapps.results.progress import Display
     from fedapps.serverapp import APPS

@@ -25,7 +25,9 @@ class Display:
     once."""
 
     def __init__(self, jobs: Sequence["Job"], console: Console, parallel: int = 1) -> None:
-        self._jobs, self._parallel, self._console = jobs, parallel, console
+        self._jobs = jobs
+        self._parallel = parallel
+        self._console = console
         self._progress = Progress(  # where it is narrow, names and news take several lines
             TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
             BarColumn(),
@@ -34,15 +36,19 @@ class Display:
             TextColumn("{task.fields[news]}", table_column=Column()),
             console=console,
         )
-        self._tasks = {
-            job.name: self._progress.add_task(job.name, total=job.total, start=False, news="")
-            for job in jobs
-        }
-        self._news: dict[str, dict[str, str]] = {
-            job.name: {"kept": "kept"} if job.done else {} for job in jobs
-        }
+        self._tasks = {}  # a bar by the job's name
+        self._news: dict[
+            str, dict[str, str]
+        ] = {}  # what its bar shows, by the job's name, by topic
         self._undone = Counter[str]()  # rounds, by the job's name
-        self._all = self._progress.add_task("all", total=sum(job.total for job in jobs), news="")
+        total = 0
+        for job in jobs:
+            # The bar's clock starts with the job's first report: before, the job waits its turn.
+            task = self._progress.add_task(job.name, total=job.total, start=False, news="")
+            self._tasks[job.name] = task
+            self._news[job.name] = {"kept": "kept"} if job.done else {}
+            total += job.total
+        self._all = self._progress.add_task("all", total=total, news="")
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -57,7 +63,8 @@ class Display:
     def follow(self, jobs: Iterable["Job"]) -> None:
         """Show what the jobs reported since the last call."""
         for job in jobs:
-            task, news = self._tasks[job.name], self._news[job.name]
+            task = self._tasks[job.name]
+            news = self._news[job.name]
             for report in job.news():
                 self._progress.start_task(task)
                 self._progress.update(task, completed=report["round"])
@@ -73,16 +80,22 @@ class Display:
             if job.done:
                 self._progress.stop_task(task)
             self._progress.update(task, news="  ".join(news.values()))
-        completed = sum(j.total if j.done else min(j.rounds, j.total) for j in self._jobs)
+        completed = 0
+        for job in self._jobs:
+            # A finished job counts in full, even if it stopped early.
+            completed += job.total if job.done else min(job.rounds, job.total)
         self._progress.update(self._all, completed=completed)
-        if (seconds := seconds_left(self._jobs, self._parallel)) is not None:
+        seconds = seconds_left(self._jobs, self._parallel)
+        if seconds is not None:
             left = timedelta(seconds=round(seconds))
             self._progress.update(self._all, news=f"{left} left" if seconds else "")
 
     def _say_undone(self, job: "Job", round_: int) -> None:
         """Keep the number of undone rounds in the job's news; log each one at once."""
-        news, count = self._news[job.name], self._undone[job.name]
-        news["undone"] = f"[red]{count} round{'s' * (count > 1)} undone[/red]"
+        news = self._news[job.name]
+        count = self._undone[job.name]
+        rounds = "round" if count == 1 else "rounds"
+        news["undone"] = f"[red]{count} {rounds} undone[/red]"
         if "kept" not in news:
             why = "NaN or infinity would have come into the model"
             self._log(job, f"round {round_}/{job.total} [red]is undone[/red]: {why}")
@@ -121,12 +134,14 @@ def seconds_left(jobs: Sequence["Job"], parallel: int) -> float | None:
     """Time that the jobs still take, `parallel` at once; None before the first round.
 
     A job without rounds counts with the mean speed of all rounds so far."""
-    if not (rounds := sum(job.rounds for job in jobs)):
+    rounds = sum(job.rounds for job in jobs)
+    if rounds == 0:
         return None
-    mean = sum(job.seconds for job in jobs) / rounds
-    left = sum(
-        max(job.total - job.rounds, 0) * (job.seconds / job.rounds if job.rounds else mean)
-        for job in jobs
-        if not job.done
-    )
+    mean_seconds = sum(job.seconds for job in jobs) / rounds
+    left = 0.0
+    for job in jobs:
+        if job.done:
+            continue
+        seconds_of_round = job.seconds / job.rounds if job.rounds else mean_seconds
+        left += max(job.total - job.rounds, 0) * seconds_of_round
     return left / parallel
