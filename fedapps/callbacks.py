@@ -17,6 +17,7 @@ from fedapps.common import external_code
 from fedapps.common.class_members import check_members
 from fedapps.common.errors import described, error_line
 from fedapps.common.installed import check_installed
+from fedapps.common.new_files import make_folder
 from fedapps.common.tasks import AUTO, goodness, main_score
 from fedapps.saved import state_bytes
 from fedapps.settings.config import Config
@@ -154,6 +155,7 @@ class TensorBoard(Logger):
     def _open(self, config: Config, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        make_folder(folder / "tensorboard")
         self.writer: Any = SummaryWriter(folder / "tensorboard")
         # TensorBoard shows texts as Markdown: indented lines are code.
         text = "\n".join(f"    {key} = {value!r}" for key, value in config.items())

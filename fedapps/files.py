@@ -12,7 +12,7 @@ from importlib.metadata import version
 from logging import ERROR, WARNING
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import tomli_w
@@ -22,6 +22,7 @@ from safetensors.numpy import save
 
 from clients.core.arrays import Arrays, num_bytes
 from fedapps.common.lazy import lazy
+from fedapps.common.new_files import append_to, create
 
 # What reads a run has moved; the former names stay for one release.
 MOVED = (
@@ -51,6 +52,8 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
     With `wait`, wait for another process; otherwise raise BlockingIOError if one has the lock."""
     file = folder / LOCK
+    if file.is_symlink():
+        file.unlink()
     lock = FileLock(file, timeout=-1 if wait else 0, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -79,19 +82,20 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
     try:
         for path, data in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary[path].write_bytes(data)
+            with create(temporary[path]) as file:
+                file.write(data)
         for path in contents:
             os.replace(temporary[path], path)
     except OSError:
-        for file in temporary.values():
+        for unfinished in temporary.values():
             with suppress(OSError):  # a read-only disk has no such file
-                file.unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
         raise
 
 
 def append_text(path: Path, text: str) -> None:
     """Append to a file, all of `text` or nothing of it."""
-    with path.open("ab", buffering=0) as file:
+    with append_to(path) as file:
         size = file.tell()
         try:
             _write_all(file, text.encode("utf-8"))
@@ -214,7 +218,7 @@ def _append_array(file: IO[bytes], array: np.ndarray) -> Callable[[bytes | mmap]
     return lambda content: np.ndarray(shape, dtype, content, start)
 
 
-def _write_all(file: IO[bytes], data: bytes) -> None:
+def _write_all(file: IO[bytes] | BinaryIO, data: bytes) -> None:
     """Write `data` to an unbuffered file, which may take it in pieces."""
     left = memoryview(data)
     while left:

@@ -29,6 +29,7 @@ import tomli_w
 
 import partitions
 from clients.core.privacy import EVERYTHING
+from fedapps.common.new_files import replaced
 from fedapps.common.settings import present_keys
 from fedapps.common.tasks import AUTO, SCORES, TASKS, goodness
 from fedapps.engines.job_pool import Job, make_jobs
@@ -439,7 +440,10 @@ def write_results(
     best settings, and trials.pdf."""
     for name in (BEST, FIGURE):
         (output / name).unlink(missing_ok=True)
-    with (output / TRIALS).open("w", encoding="utf-8", newline="") as file:
+    with (
+        replaced(output / TRIALS) as new,
+        new.open("w", encoding="utf-8", newline="") as file,
+    ):
         writer = csv.writer(file)
         writer.writerow(["method", "trial", "settings", "validation", "error", "measure"])
         for outcome in outcomes:

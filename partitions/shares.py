@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fedapps.common.new_files import create, make_folder, replaced
 from fedapps.common.tasks import CLASSES, Targets, check_task
 from partitions.cache import save_arrays
 from partitions.datasets.labels import check_below
@@ -226,7 +227,7 @@ class Share:
     def save(self, folder: str | Path, info: Info) -> None:
         """Write the share to a folder, from which `load` reads it on the client's node."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         whole = self.everything
         arrays = {"x": whole.x[whole.index], "y": whole.y[whole.index]}
         position = {row: i for i, row in enumerate(whole.index.tolist())}
@@ -238,7 +239,8 @@ class Share:
         if self.public is not None:
             arrays["public"] = self.public.x[self.public.index]
             arrays["public.y"] = self.public.y[self.public.index]
-        save_arrays({name: a.numpy() for name, a in arrays.items()}, folder / DATA)
+        with replaced(folder / DATA) as file:
+            save_arrays({name: a.numpy() for name, a in arrays.items()}, file)
         meta = {
             "name": info.name,
             "shape": info.shape,
@@ -253,7 +255,8 @@ class Share:
             "target_mean": self.targets.mean,
             "target_std": self.targets.std,
         }
-        (folder / META).write_text(json.dumps(meta, indent=1), "utf-8")
+        with create(folder / META) as text:
+            text.write(json.dumps(meta, indent=1).encode())
 
     @classmethod
     def load(cls, folder: str | Path) -> tuple["Share", Info]:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedapps.common.new_files import replaced
 from fedapps.console import make_console, refusals, say, stoppable, visible
 from fedapps.results import ENDINGS, check_ending
 
@@ -103,7 +104,8 @@ def show(
 
         clients = federation(config)
         counts = inspect.class_counts(clients)
-        inspect.figure(clients).savefig(output, dpi=120)
+        with replaced(output) as file:
+            inspect.figure(clients).savefig(file, dpi=120)
     table = Table("role", "clients", "samples", "fewest", "most", "classes a client")
     for role, chosen in (("training", ~clients.novel), ("novel", clients.novel)):
         if chosen.any():

@@ -20,11 +20,13 @@ import tomli_w
 
 from fedapps.common.addresses import connection_error
 from fedapps.common.errors import error_line, printable
+from fedapps.common.new_files import append_to
 from fedapps.common.proxies import without_proxy
 from fedapps.common.resources import num_cpus
 from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import declare, stage
+from fedapps.files import write_text
 from fedapps.settings.config import Value
 
 COMMANDS = Path(sys.executable).parent  # of the running environment, activated or not
@@ -159,12 +161,12 @@ class SuperLink(Flwr):
         self.processes: list[subprocess.Popen[bytes]] = []
         connection = {"address": f"127.0.0.1:{self.port}", "insecure": True}
         config = {"superlink": {"default": NAME, NAME: connection}}
-        (home / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
+        write_text(home / "config.toml", tomli_w.dumps(config))
         log.parent.mkdir(parents=True, exist_ok=True)
 
     def start(self, command: str, *arguments: str) -> "subprocess.Popen[bytes]":
         """Start one of Flower's commands as a process of the group, output to the log."""
-        with self.log_file.open("ab") as output:
+        with append_to(self.log_file) as output:
             process = subprocess.Popen(
                 [str(COMMANDS / command), *arguments],
                 cwd=self._neutral(),

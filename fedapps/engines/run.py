@@ -1,8 +1,8 @@
 """Carry out jobs on an engine, each into its folder."""
 
-import shutil
 from contextlib import suppress
 
+from fedapps.common.new_files import remove_folder
 from fedapps.common.threads import one_thread
 from fedapps.engines.flower import run_on_flower
 from fedapps.engines.job_pool import Apps, Follow, Job, check_engine
@@ -34,7 +34,7 @@ def run_jobs(
     finished, jobs = [job for job in jobs if job.done], [job for job in jobs if not job.done]
     follow(finished)
     for job in finished:  # a run that was killed at its end may have left some
-        shutil.rmtree(job.folder / CHECKPOINTS, ignore_errors=True)
+        remove_folder(job.folder / CHECKPOINTS)
     if not jobs:
         return
     for job in jobs:

@@ -5,6 +5,7 @@
 from pathlib import Path
 
 from fedapps.common.lazy import lazy
+from fedapps.common.new_files import make_folder
 from fedapps.files import write_files
 from fedapps.saved import CHECKPOINTS, State, read_state
 from fedapps.settings.config import Config, differences
@@ -17,6 +18,7 @@ KEPT = 2  # if the newest is damaged, the one before it is used
 
 def write_checkpoint(run: Path, round_: int, content: bytes) -> None:
     """Write the checkpoint of a round to the folder `run`; of older ones only one stays."""
+    make_folder(run / CHECKPOINTS)  # the older ones of another folder are not removed
     write_files({_file(run, round_): content})
     for old in [r for r in _saved_rounds(run) if r <= round_][:-KEPT]:
         _file(run, old).unlink()

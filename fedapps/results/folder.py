@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import partitions
 from clients.core.arrays import Arrays
 from clients.core.protocol import RUN_TOKEN, StateUse
 from fedapps.building import with_public
+from fedapps.common.new_files import remove_folder
 from fedapps.files import ERRORS, array_bytes, write_files
 from fedapps.methods import METHODS
 from fedapps.saved import (
@@ -80,17 +80,17 @@ def write_client_states(run: Path, memories: Mapping[int, Arrays]) -> str:
     digest of the folder."""
     digests: dict[str, str] = {}
     temporary = run / f".{CLIENTS}"
-    rmtree(temporary, ignore_errors=True)
+    remove_folder(temporary)
     temporary.mkdir()
     try:
         for client, arrays in memories.items():
             file, data = temporary / f"{client}.safetensors", array_bytes(arrays)
             write_files({file: data})
             digests[file.name] = digest(data)
-        rmtree(run / CLIENTS, ignore_errors=True)
+        remove_folder(run / CLIENTS)
         temporary.rename(run / CLIENTS)
     finally:
-        rmtree(temporary, ignore_errors=True)
+        remove_folder(temporary)
     return digest_of_folder(digests)
 
 
@@ -103,7 +103,7 @@ def clear(run: Path) -> None:
             for unfinished in run.glob(f".{file.name}.*"):  # of a process that was killed
                 unfinished.unlink(missing_ok=True)
     for name in (CLIENTS, f".{CLIENTS}"):
-        rmtree(run / name, ignore_errors=True)
+        remove_folder(run / name)
 
 
 def takes_states(run: Path, method: str) -> bool:

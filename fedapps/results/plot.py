@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from fedapps.common.new_files import replaced
 from fedapps.console import visible
 from fedapps.results import check_ending
 from fedapps.results.comparison import compare, order
@@ -174,8 +175,11 @@ def save(figure: "Figure", output: Path) -> None:
     metadata: Any = dates.get(output.suffix.lower())
     # Without dates, and with a fixed salt for names, the same runs give the same file.
     # Type 42 embeds TrueType fonts, whose text stays text for search and screen readers.
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedapps"}):
-        figure.savefig(output, dpi=150, metadata=metadata)
+    with (
+        matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedapps"}),
+        replaced(output) as file,
+    ):
+        figure.savefig(file, dpi=150, metadata=metadata)
 
 
 def as_svg(figure: "Figure") -> "Markup":

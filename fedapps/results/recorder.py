@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Mapping
 from copy import deepcopy
@@ -15,6 +14,7 @@ from rich.text import Text
 from clients.core.arrays import Arrays
 from fedapps.common.errors import described, error_line, is_sentence
 from fedapps.common.external_code import named
+from fedapps.common.new_files import remove_folder
 from fedapps.common.tasks import AUTO, goodness, main_score
 from fedapps.files import (
     ERRORS,
@@ -102,7 +102,7 @@ class Recorder:
             # Privacy that lost rounds have spent stays spent.
             if not self.config["resume"]:
                 (folder / PRIVACY).unlink(missing_ok=True)
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            remove_folder(folder / CHECKPOINTS)
         write_configuration(folder, self.config)
         write_text(folder / CARD, make_card(self.config).text())
         if resumed:
@@ -260,7 +260,7 @@ class Recorder:
         if failure is not None:
             raise failure
         if self.folder is not None:
-            shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
+            remove_folder(self.folder / CHECKPOINTS)
 
     def _write_last_files(self, folder: Path, *, finished: bool) -> None:
         """Write the last results, the clients' states, and the last model of a finished run."""

@@ -1,7 +1,6 @@
 """Keys and certificates of a small federation, by the `cryptography` library."""
 
 import ipaddress
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,6 +9,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedapps.common.new_files import create, make_folder
 
 AUTHORITY = "fedapps authority"
 SERVER = "fedapps superlink"  # subject of a certificate for a name that a subject cannot hold
@@ -22,7 +23,8 @@ def make_node_key(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     write_key(path, key, pem.PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(pem.Encoding.OpenSSH, pem.PublicFormat.OpenSSH)
-    path.with_suffix(".pub").write_bytes(public + b"\n")
+    with create(path.with_suffix(".pub")) as file:
+        file.write(public + b"\n")
 
 
 def make_certificates(folder: Path, host: str) -> None:
@@ -42,7 +44,8 @@ def make_certificates(folder: Path, host: str) -> None:
     server = certificate(subject, key, ca_key, names, usage)
     for file, cert, private in (("ca.crt", root, ca_key), ("server.pem", server, key)):
         write_key((folder / file).with_suffix(".key"), private, pem.PrivateFormat.PKCS8)
-        (folder / file).write_bytes(cert.public_bytes(pem.Encoding.PEM))
+        with create(folder / file) as target:
+            target.write(cert.public_bytes(pem.Encoding.PEM))
 
 
 def check_valid(path: Path) -> None:
@@ -99,8 +102,7 @@ def _common_name(text: str) -> x509.Name:
 
 def write_key(path: Path, key: ec.EllipticCurvePrivateKey, form: pem.PrivateFormat) -> None:
     """Write a private key to a new file that only its owner may ever read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    make_folder(path.parent)
     # Created with its rights: between `open` and a later `chmod` others could read it.
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with create(path, 0o600) as file:
         file.write(key.private_bytes(pem.Encoding.PEM, form, pem.NoEncryption()))

@@ -13,6 +13,7 @@ import psutil
 import tomli_w
 
 from fedapps.common.addresses import connection_error, read_host, with_port
+from fedapps.common.new_files import append_to, create, make_folder
 from fedapps.common.proxies import LOOPBACK
 from fedapps.engines.flower import COMMANDS, Flwr, environment, free_port, wait_for_superlink
 from fedapps.files import write_text
@@ -87,16 +88,18 @@ class Deployment:
         """Write all files that the processes need, with a start script for each."""
         # The SuperLink keeps its registered nodes there when it restarts.
         database, tls = self.folder / "superlink.db", self.folder / "tls"
-        database.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        database.touch(0o600)  # it holds models and messages; SQLite's own files get its mode
+        # It holds models and messages. SQLite's further files get its mode.
+        create(database, 0o600).close()
         connection: dict[str, str | bool] = {"address": self.address}
         if self.tls:
             make_certificates(tls, self.host)
             connection["root-certificates"] = str(tls / "ca.crt")
         else:
             connection["insecure"] = True
-        (self.home / "neutral").mkdir(parents=True, exist_ok=True)
+        make_folder(self.home)
+        make_folder(self.home / "neutral")
+        make_folder(self.folder / "run")
         config = {"superlink": {"default": NAME, NAME: connection}}
         write_text(self.home / "config.toml", tomli_w.dumps(config))
         security = ["--ssl-ca-certfile", tls / "ca.crt", "--ssl-certfile", tls / "server.pem",
@@ -118,7 +121,7 @@ class Deployment:
     def _write_node(self, i: int, node: str) -> None:
         key, state = self.folder / "keys" / node, self.folder / "state" / node
         for place in (state.parent, state):  # clients' models and predictions
-            place.mkdir(exist_ok=True)
+            make_folder(place)
             place.chmod(0o700)
         config = f'partition-id={i} num-partitions={len(self.ports)} state-dir="{state}"'
         config += f' data-path="{self.data[i]}"' if self.data else ""
@@ -208,8 +211,8 @@ class Deployment:
 
     def _spawn(self, name: str) -> None:
         log = self._log_file(name)
-        log.parent.mkdir(exist_ok=True)
-        with log.open("ab") as output:
+        make_folder(log.parent)
+        with append_to(log) as output:
             process = subprocess.Popen(
                 [str(self.folder / f"start-{name}.sh")],
                 env=environment(self.home, self.host),
