@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedapps.common.errors import printable
+from fedapps.common.errors import printable, without_escape_codes
 from fedapps.common.signals import exit_code, sigterm_raises, terminate
 
 visible = printable
@@ -85,7 +85,9 @@ def stoppable(command: Callable[Parameters, None]) -> Callable[Parameters, None]
 
 
 def spreadsheet_cell(name: str) -> str:
-    """A name as a spreadsheet's text: a formula gets a single quote in front, a number does not."""
+    """A name as a spreadsheet's text: a formula gets a single quote in front, a number does not.
+    Control characters are escaped."""
+    name = without_escape_codes(name)
     formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n]", name)
     number = re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
     return f"'{name}" if formula and not number else name

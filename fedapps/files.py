@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from clients.core.arrays import Arrays, num_bytes
 from fedapps.common.lazy import lazy
-from fedapps.common.new_files import append_to, create
+from fedapps.common.new_files import append_to, create, errors_name
 
 # What reads a run has moved; the former names stay for one release.
 MOVED = (
@@ -82,10 +82,11 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
     try:
         for path, data in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with create(temporary[path]) as file:
+            with errors_name(path), create(temporary[path]) as file:
                 file.write(data)
         for path in contents:
-            os.replace(temporary[path], path)
+            with errors_name(path):
+                os.replace(temporary[path], path)
     except OSError:
         for unfinished in temporary.values():
             with suppress(OSError):  # a read-only disk has no such file

@@ -17,7 +17,12 @@ def report(
 
     with refusals():
         runs, problems = read_runs(folder)
-        page = write_report(runs, folder, problems)
+        try:
+            page = write_report(runs, folder, problems)
+        except OSError as error:
+            raise ValueError(
+                f"no report: {error}; copy {folder} to a folder that you can write, and name it"
+            ) from error
     console = make_console()
     for line in (*problems, page):
         say(console, line)

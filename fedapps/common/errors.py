@@ -21,6 +21,7 @@ MACHINERY = (
     "clients.core.cohort",
 )
 SENTENCES = (ValueError, RuntimeError, OSError)  # how the package refuses something
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -89,6 +90,12 @@ def cause_of(text: str) -> str:
 def printable(text: object) -> str:
     """`text` in one line, with control and other unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
+def without_escape_codes(text: str) -> str:
+    """`text` with control characters escaped, other than line breaks and tabs: a terminal that
+    shows the file would obey them."""
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def bounded(text: str) -> str:

@@ -34,12 +34,25 @@ def replaced(path: Path) -> Iterator[Path]:
     """The path of a new file beside `path`, with the same ending, to write by its name. At the end
     it replaces `path`, unless an error is raised."""
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    create(temporary).close()
+    with errors_name(path):
+        create(temporary).close()
     try:
         yield temporary
-        os.replace(temporary, path)
+        with errors_name(path):
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """Inside, an OSError that names a temporary file is raised as one that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def make_folder(path: Path) -> None:

@@ -11,6 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedapps.common.errors import without_escape_codes
 from fedapps.files import write_text
 from fedapps.results import plot
 from fedapps.results.comparison import SHOTS, compare, several, side_by_side
@@ -50,7 +51,8 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
         shown_notes = list(notes)
         if left_out:
             shown_notes.append(f"so that the page stays small, {left_out}")
-        page = template.render(content(runs, with_clients, points), problems=shown_notes)
+        rendered = template.render(content(runs, with_clients, points), problems=shown_notes)
+        page = without_escape_codes(rendered)
         if len(page.encode()) <= LIMIT:
             break
     write_text(folder / NAME, page)

@@ -8,8 +8,9 @@ import re
 import pytest
 from rich.console import Console
 from run_folders import leave
-from small_runs import invoke
+from small_runs import fedapps, invoke
 
+from fedapps.console import spreadsheet_cell
 from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS
 from fedapps.results.comparison import as_csv, compare
@@ -51,6 +52,36 @@ def test_names_are_text_in_csv(tmp_path):
     text = as_csv(compare(read_runs(tmp_path)[0], by=["data-dir"]))
     rows = [row[1] for row in csv.reader(io.StringIO(text)) if row[0] == "novel"]
     assert rows == ["'=1+2", "'@x", "' -x", "'＋x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
+
+
+def test_escape_codes_are_text_in_files(tmp_path):
+    """A terminal that shows the report or a table obeys none; line breaks stay."""
+    leave(tmp_path, "fedavg", 0, [0.5], **{"data-dir": "\x1b[31mred\x9b2J\a"})
+    bad = leave(tmp_path, "tent", 0, [0.5]) / "summary.json"
+    bad.write_text(json.dumps({"error": "ValueError: \x1b[2J"}))
+    page = write_report(*report_arguments(tmp_path)).read_text("utf-8")
+    assert r"ValueError: \x1b[2J" in page
+    table = as_csv(compare(read_runs(tmp_path)[0], by=["data-dir"]))
+    assert r"\x1b[31mred\x9b2J\x07" in table
+    for text in (page, table):
+        assert not set(text) & {"\x1b", "\x9b", "\a"} and "\n" in text
+    assert spreadsheet_cell("\x1b]0;title\x07=1+2") == r"\x1b]0;title\x07=1+2"
+    assert spreadsheet_cell("\t=1+2") == "'\t=1+2"
+
+
+def report_arguments(folder):
+    """What `write_report` takes, for the runs in the folder."""
+    runs, problems = read_runs(folder)
+    return runs, folder, problems
+
+
+def test_a_report_that_cannot_be_written_names_its_file(tmp_path):
+    """Not a temporary file. Here a folder stands in its place."""
+    leave(tmp_path, "fedavg", 0, [0.5])
+    (tmp_path / "report.html").mkdir()
+    said = fedapps("report", tmp_path, code=2)
+    assert re.search(r"error: no report: \[Errno \d+\] .*: '[^']*/report.html'; copy .* to a", said)
+    assert [file.name for file in tmp_path.glob(".*")] == []
 
 
 LONG, DEEP = "9" * 5000, "[" * 5000 + "]" * 5000
