@@ -33,6 +33,7 @@ from fedapps.settings.variants import Variant, combinations
 
 # Limits of clients' influence, which no paper has.
 LIMITS = {
+    "selection-mean": "plain",
     "protect": False,
     "max-update-ratio": 0.0,
     "max-examples-ratio": 0.0,

@@ -61,7 +61,7 @@ class Callback:
 
 class EarlyStopping(Callback):
     """Ends training after `patience` evaluations in a row without a new best score on the training
-    clients' validation samples, the trimmed mean of `selection-metric`. Where novel clients get
+    clients' validation samples, the `selection-mean` of `selection-metric`. Where novel clients get
     another model, a new best of that one counts as well. Novel clients have no influence."""
 
     def __init__(self, patience: int, select: str = AUTO) -> None:
@@ -76,8 +76,8 @@ class EarlyStopping(Callback):
         scores = report["evaluation"]
         if self.select == AUTO:
             self.select = main_score(name.removeprefix("train-") for name in scores).name
-        score = scores.get(f"train-trimmed-{self.select}")
-        global_score = scores.get(f"train-trimmed-global-{self.select}")
+        score = self._selection_mean(scores, self.select)
+        global_score = self._selection_mean(scores, f"global-{self.select}")
         if score is None:
             raise RuntimeError(
                 f"early-stopping needs training clients with validation samples that report their "
@@ -97,6 +97,10 @@ class EarlyStopping(Callback):
                 self.since = 0
         if self.since >= self.patience:
             raise Stop(f"no better validation in {self.since} evaluations")
+
+    def _selection_mean(self, scores: Mapping[str, float], name: str) -> float | None:
+        """The trimmed mean; without one, which is `selection-mean` "plain", the mean."""
+        return scores.get(f"train-trimmed-{name}", scores.get(f"train-{name}"))
 
     def state(self) -> dict[str, Any]:
         """The best scores, and how many evaluations ago the last one was reached."""

@@ -158,6 +158,8 @@ def test_the_score_that_chooses_the_round_is_trimmed_for_both_models():
     assert got == {"train-trimmed-loss": 4, "train-trimmed-global-loss": 3}
     got = {k: v for k, v in means(replies).items() if "trimmed" in k}
     assert got == {"train-trimmed-accuracy": 0.25, "train-trimmed-global-accuracy": 0.5}
+    plain = means(replies, selection_mean="plain")
+    assert plain == {k: v for k, v in means(replies).items() if "trimmed" not in k}
 
 
 def test_means_over_clients_and_over_samples():

@@ -402,14 +402,14 @@ def _saved_state(strategy: PersonalizedStrategy) -> State:
 
 
 def _selection_score(role: str, train: dict[str, Any], metric: str) -> tuple[float, float] | None:
-    """What decides the round of a group, larger for better models: the trimmed mean and the mean of
-    the training clients' `metric` on validation samples. None if no client reported it."""
+    """What decides the round of a group, larger for better models: the selection mean and the mean
+    of the training clients' `metric` on validation samples. None if no client reported it."""
     for template in CHOICE[role]:
         name = template.format(metric)
         mean = train.get(name)
         if mean is None:
             continue
-        # Checkpoints of earlier releases have no trimmed mean.
+        # There is no trimmed mean with `selection-mean` "plain", nor in old checkpoints.
         trimmed = train.get(f"trimmed-{name}", mean)
         return goodness(metric, trimmed), goodness(metric, mean)
     return None

@@ -52,7 +52,8 @@ class Evaluation:
         weighted_by = strategy.weighted_by_key
         aggregate = strategy.evaluate_metrics_aggr_fn or foreign_means
         numbers: dict[str, Any] = dict(aggregate(records(updates, weighted_by), weighted_by))
-        numbers |= means(updates, strategy.average_over, self._selected_score(updates))
+        of_scores = (strategy.average_over, self._selected_score(updates), strategy.selection_mean)
+        numbers |= means(updates, *of_scores)
         numbers |= f1_scores(updates)
         numbers |= r2_scores(updates)
         if updates and not numbers:
@@ -163,12 +164,16 @@ def by_role(updates: Sequence[Update]) -> Iterator[tuple[str, list[Update]]]:
 
 
 def means(
-    updates: Sequence[Update], over: str = "clients", select: str = "accuracy"
+    updates: Sequence[Update],
+    over: str = "clients",
+    select: str = "accuracy",
+    selection_mean: str = "trimmed",
 ) -> dict[str, float]:
     """``train-…`` and ``novel-…``: the mean of every number over the clients that sent it.
 
     With a task's main score also the number of clients, and the standard error over novel ones. The
-    `trimmed` mean of the score `select` over training clients decides which round is reported.
+    `trimmed` mean of the score `select` over training clients decides which round is reported, or
+    with `selection_mean` "plain" the mean, which then stands alone.
     `over` "samples" weighs clients by the labeled samples of each score, except in the error."""
     result: dict[str, float] = {}
     for role, group in by_role(updates):
@@ -179,7 +184,8 @@ def means(
             if over == "samples":
                 weights = _labeled_samples(senders, key)
             result[f"{role}-{key}"] = float(np.average(values, weights=weights))
-            if role == "train" and key in (select, f"global-{select}"):
+            selects = role == "train" and key in (select, f"global-{select}")
+            if selects and selection_mean == "trimmed":
                 result[f"train-trimmed-{key}"] = trimmed(values, weights)
             if key in MAIN_SCORES:
                 result[f"{role}-clients"] = len(values)

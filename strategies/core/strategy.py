@@ -125,9 +125,14 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     )
     selection_metric = setting(
         "auto",
-        "training clients' validation score whose trimmed mean chooses the reported round; auto: "
-        "the task's main score",
+        "training clients' validation score whose mean chooses the reported round; auto: the "
+        "task's main score",
         SELECT,
+    )
+    selection_mean = setting(
+        "trimmed",
+        "mean of selection-metric: trimmed, without a tenth at each end; or plain",
+        ("trimmed", "plain"),
     )
     report_generalization_bound = setting(
         False, "report the terms of ODPFL-HN's generalization bound"

@@ -177,6 +177,16 @@ def test_patience_follows_the_score_that_chooses_the_round():
         stopping.evaluation_ends({"evaluation": {"train-trimmed-accuracy": 1.0}}, strategy)
 
 
+def test_patience_follows_the_plain_mean_where_none_is_trimmed():
+    """As `selection-mean` "plain" has it. The best is 0.7; a second and a third are not better."""
+    stopping, strategy, read = EarlyStopping(2), SimpleNamespace(may_stop=True), []
+    with pytest.raises(Stop):
+        for accuracy in (0.2, 0.7, 0.7, 0.6, 0.9):
+            read.append(accuracy)
+            stopping.evaluation_ends({"evaluation": {"train-accuracy": accuracy}}, strategy)
+    assert read == [0.2, 0.7, 0.7, 0.6]
+
+
 def test_patience_follows_also_the_model_that_novel_clients_get():
     """Personal models are best in the first evaluation, the global one in the third."""
     stopping, strategy, read = EarlyStopping(2), SimpleNamespace(may_stop=True), []

@@ -84,6 +84,18 @@ def test_a_checkpoint_of_an_earlier_release_keeps_its_best_round():
     assert recorder.summary["last"]["train"]["trimmed-accuracy"] == 0.6
 
 
+@pytest.mark.parametrize(("kind", "best"), [("trimmed", 1), ("plain", 2)])
+def test_a_setting_says_by_which_mean_the_round_is_chosen(kind, best):
+    """Accuracies 0, 0.8, 0.8 and then 0.6, 0.5, 1: the middle ones are 0.8 and 0.6, the means 0.53
+    and 0.7."""
+    recorder = Recorder(defaults(), "", None)
+    for number, accuracies in enumerate(((0.0, 0.8, 0.8), (0.6, 0.5, 1.0)), 1):
+        replies = [update(i, {}, accuracy=value) for i, value in enumerate(accuracies)]
+        scores = means(replies, selection_mean=kind)
+        recorder.record({"round": number, "evaluation": scores}, Reports())
+    assert recorder.summary["best_round"] == best
+
+
 @pytest.mark.parametrize(
     ("select", "rounds"),
     [("accuracy", (3, 1)), ("loss", (2, 3)), ("macro-f1", (1, 2))],
