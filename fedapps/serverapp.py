@@ -13,6 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
+import partitions
 from clients.core.arrays import Arrays, to_record
 from clients.core.protocol import FewShot
 from fedapps.building import strategy_of_run
@@ -292,7 +293,7 @@ def _privacy(config: Config, method: str) -> Privacy | None:
     privacy: Privacy = construct(Privacy, config=config, method=method, spent=spent)
     if privacy.mode == "none":
         return None
-    if config["standardize"] == "training-clients":
+    if partitions.learns_from_inputs(config):
         privacy.admit("moments of inputs")
     if config["early-stopping"]:
         privacy.admit("scores by which early-stopping ends the run")

@@ -25,6 +25,9 @@ KEYS = (
     "num-clients",
     "train-fraction",
     "standardize",
+    "missing",
+    "columns",
+    "ignore",
     "seed",
     "novel-shots",
 )
@@ -36,7 +39,7 @@ _MODULES = {
     "WEIGHT": "fedapps.common.settings",  # the former name of NONNEGATIVE, for one release
     "setting": "fedapps.common.settings",
 }
-__all__ = [*sorted(_MODULES), "federation", "task"]  # noqa: PLE0604
+__all__ = [*sorted(_MODULES), "federation", "learns_from_inputs", "task"]  # noqa: PLE0604
 __getattr__ = lazy(__name__, _MODULES)
 RUN_SEED = -1  # value of data-seed that means the run's seed
 FEDERATIONS = {  # rules that need a subclass of Federation
@@ -68,6 +71,17 @@ def _relevant(keys: tuple[str, ...]) -> list[str]:
     return sorted(key for key in keys if key in KEYS or key.startswith("partition.") or ":" in key)
 
 
+def learns_from_inputs(config: "Config") -> bool:
+    """Whether preprocessing depends on the training clients' inputs: their moments, or a table's
+    columns."""
+    from partitions.datasets.description import BY_TRAINING, TABLE, scaling
+    from partitions.datasets.loading import described
+
+    inputs = described(config).inputs
+    is_table = inputs is not None and inputs.kind == TABLE
+    return is_table or scaling(config, inputs) == BY_TRAINING
+
+
 def forget_changed() -> None:
     """Forget the federations of this process if files of their data have changed."""
     from partitions.datasets.loading import forget_changed as forget_data
@@ -80,11 +94,14 @@ def forget_changed() -> None:
 
 def task(config: "Config") -> "Info":
     """What the network predicts: the dataset's classes, or users' preferences."""
+    from partitions.datasets.description import TABLE
     from partitions.datasets.loading import described, preference_info
 
     info = described(config)
     if config["partition"] == "preference":
         return preference_info(info)
+    if info.inputs is not None and info.inputs.kind == TABLE:
+        return federation(config).info  # its training clients decide which columns a network gets
     return info
 
 

@@ -12,10 +12,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -23,9 +24,10 @@ from safetensors.numpy import save_file
 
 from fedapps.common import external_code
 from fedapps.common.tasks import CLASSES
+from partitions.datasets.description import Column, Description
 from partitions.datasets.readers.raw import Raw
 
-VERSION = 4  # of the format and of the readers' results
+VERSION = 5  # of the format and of the readers' results
 DATA, META = "data.safetensors", "meta.json"
 READABLE = 40  # characters of a name at the beginning of an entry's name
 
@@ -170,6 +172,7 @@ def _store(raw: Raw, target: Path) -> None:
             "columns": values_of_columns,
             "notes": raw.notes,
             "task": raw.task,
+            "inputs": None if raw.inputs is None else asdict(raw.inputs),
         }
         (temporary / META).write_text(json.dumps(meta), "utf-8")
         try:
@@ -198,7 +201,18 @@ def _mapped(target: Path) -> Raw:
         tuple(meta["classes"]),
         notes=tuple(meta.get("notes", ())),
         task=meta.get("task", CLASSES),
+        inputs=_description(meta.get("inputs")),
     )
+
+
+def _description(saved: dict[str, Any] | None) -> Description | None:
+    """The description that `_store` wrote."""
+    if saved is None:
+        return None
+    columns = []
+    for column in saved["columns"]:
+        columns.append(Column(**column | {"categories": tuple(column["categories"])}))
+    return Description(saved["kind"], tuple(columns))
 
 
 # The cache of each client's rows. To import flwr-datasets and its dependencies costs a process

@@ -3,6 +3,7 @@
 There are federations of one dataset, of users with preferences, and of two datasets with common
 classes."""
 
+import logging
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,6 +15,15 @@ from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
 from fedapps.common.tasks import BINARY, CLASSES, VALUES, Targets
 from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
+from partitions.datasets.description import (
+    IMAGE,
+    TABLE,
+    Description,
+    did_you_mean,
+    names_in,
+    scaling,
+)
+from partitions.datasets.encoding import Encoding, fit, moments
 from partitions.datasets.loading import (
     DATASETS,
     Dataset,
@@ -23,7 +33,15 @@ from partitions.datasets.loading import (
     described,
     preference_info,
 )
-from partitions.rules.registry import BASES, PARTITIONS, RULES, Config, Partition, changes
+from partitions.rules.registry import (
+    BASES,
+    PARTITIONS,
+    RULES,
+    Config,
+    Partition,
+    changes,
+    options_of,
+)
 from partitions.shares import (
     SUB_POPULATION,
     PreferredSamples,
@@ -33,11 +51,13 @@ from partitions.shares import (
 )
 from partitions.shifts.translation import translated
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_PUBLIC = -1  # public-samples: 5000, at most a sixth of the data
 # The keys outside of "partition.…" that decide which client holds which rows.
 PARTITION_KEYS = ("partition", "num-clients", "train-fraction", "seed")
 SHARES_KEPT = 1000  # the number of clients whose shares stay in memory
-STANDARDIZE = ("none", "channels", "training-clients")
+STANDARDIZE = ("auto", "none", "channels", "training-clients")
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
@@ -84,7 +104,10 @@ class Federation:
         self._check_sizes(rule_name, rule.sparse)
 
         self.targets = self._read_targets()
-        self._mean, self._std = self._scaling(str(config["standardize"]))
+        self.encoding: Encoding | None = None
+        if self.info.inputs is not None and self.info.inputs.kind == TABLE:
+            self.encoding = self._encode(config)
+        self._mean, self._std = self._scaling(scaling(config, self.info.inputs))
         self._shares: dict[int, Share] = {}
         self._shifted_tests = None
         if config["partition.test-shift"] != "none":
@@ -169,9 +192,7 @@ class Federation:
         task = self.info.task
         if task != VALUES:
             return Targets(task)
-        training = np.flatnonzero(~self.novel).tolist()
-        rows = np.concatenate([self.rows(client)["train"] for client in training])
-        values = self.dataset.y[torch.from_numpy(rows)]
+        values = self.dataset.y[torch.from_numpy(self._training_rows())]
         mean = values.mean(0)
         deviation = values.std(0, correction=0)
         constant = torch.nonzero(deviation == 0)
@@ -242,6 +263,9 @@ class Federation:
         generator = np.random.default_rng(seed_of(self._seed, "rows"))
         public, rows = np.split(generator.permutation(num_samples), [num_public])
         columns = {name: values[rows] for name, values in self.dataset.columns.items()}
+        owner = owner_column(config, self.info)
+        if owner and self.info.inputs is not None:
+            columns[owner] = self._owners(owner)[rows]
         labels = self.dataset.y.numpy()[rows]
         if labels.ndim == 2:  # the rule needs no classes
             labels = np.zeros(len(labels), dtype=np.int64)
@@ -262,6 +286,33 @@ class Federation:
             rows_of.append(partition[:]["row"])
             attributes.append({})
         return Assignment(rows_of, public, False, attributes)
+
+    def _owners(self, name: str) -> np.ndarray:
+        """The values of the column whose values are the clients, (n,). Raises ValueError if there
+        is no such column, and for gaps."""
+        columns = self.dataset.columns
+        description = self.info.inputs or Description()
+        if name in columns:
+            owners = columns[name]
+            gaps = np.flatnonzero(owners == "")
+        elif name in description.names:
+            cells = self.dataset.x.numpy()[:, description.names.index(name)]
+            gaps = np.flatnonzero(~np.isfinite(cells))
+            whole = np.nan_to_num(cells).astype(np.int64)
+            owners = whole if (whole == cells)[np.isfinite(cells)].all() else cells
+        else:
+            known = (*description.names, *columns)
+            raise ValueError(
+                f"partition.column is {name!r}, but {self.info.name} has no such column"
+                f"{did_you_mean(name, known)}; its columns: {', '.join(dict.fromkeys(known)):.500}"
+            )
+        if len(gaps):
+            raise ValueError(
+                f"{self.info.name}: column {name}, whose values are the clients, has {len(gaps)} "
+                f"empty cells, the first in row {gaps[0]} (from 0); fill them in, or leave these "
+                "rows out"
+            )
+        return owners
 
     def _check_sizes(self, rule_name: str, sparse: bool) -> None:
         """Raise ValueError for clients with too few samples, or with none to train on."""
@@ -302,9 +353,9 @@ class Federation:
             )
         return self.info.mean, self.info.std
 
-    def _moments(self) -> tuple[float, float]:
-        """Mean and standard deviation over all pixels of `_moment_rows`' inputs. Raises ValueError
-        if all these numbers are equal."""
+    def _moments(self) -> tuple[Moment, Moment]:
+        """Mean and standard deviation over `_moment_rows`' inputs: of each column or channel, and
+        over all pixels of images. Raises ValueError if all numbers are equal."""
         x = self.dataset.x[self._moment_rows()].double() / self.info.scale
         deviation = float(x.std())
         if not deviation > 0:
@@ -312,12 +363,51 @@ class Federation:
                 "standardize is 'training-clients', but all numbers in the training clients' "
                 "inputs are equal; set it to 'none'"
             )
-        return float(x.mean()), deviation
+        if len(self.info.shape) == 3 or self._is_image():
+            return float(x.mean()), deviation
+        by_column = x.transpose(0, 1).flatten(1).T.numpy()  # (numbers of a column or channel, d)
+        mean, std = moments(by_column)
+        std[std == 0] = 1  # a constant column becomes zero
+        if self.encoding is not None:
+            mean[~self.encoding.scaled] = 0
+            std[~self.encoding.scaled] = 1
+        return tuple(mean.tolist()), tuple(std.tolist())
+
+    def _is_image(self) -> bool:
+        return self.info.inputs is not None and self.info.inputs.kind == IMAGE
 
     def _moment_rows(self) -> torch.Tensor:
-        """The training clients' rows, in order."""
-        rows = np.concatenate([self._rows[client] for client in np.flatnonzero(~self.novel)])
-        return torch.from_numpy(np.sort(rows))
+        """The training clients' training rows, in order."""
+        return torch.from_numpy(np.sort(self._training_rows()))
+
+    def _training_rows(self) -> np.ndarray:
+        """The training clients' training rows, by client."""
+        training = np.flatnonzero(~self.novel).tolist()
+        return np.concatenate([self.rows(client)["train"] for client in training])
+
+    def _encode(self, config: Config) -> Encoding:
+        """Replace a table's cells by the columns that the network gets, learnt from the training
+        clients' training rows."""
+        description = self.info.inputs
+        assert description is not None
+        source = self.info.name
+        names, notes = _chosen_columns(config, self.info)
+        cells = self.dataset.x.numpy()
+        encoding = fit(
+            cells,
+            description,
+            self._training_rows(),
+            names,
+            str(config["missing"]),
+            source,
+            notes,
+        )
+        x = encoding.encode(cells, description, source, notes)
+        for note in notes:
+            logger.warning("%s", note)
+        self.info = replace(self.info, shape=x.shape[1:])
+        self.dataset = replace(self.dataset, info=self.info, x=torch.from_numpy(x))
+        return encoding
 
     def _ordered(self, client: int) -> np.ndarray:
         """The client's rows in the random order by which they are split into parts."""
@@ -440,6 +530,53 @@ def novel_shots(config: Config) -> int:
     return shots
 
 
+def owner_column(config: Config, info: Info) -> str:
+    """The column whose values are the clients; "" if the partition reads none. Raises ValueError
+    if a table has several that it may be."""
+    if "column" not in options_of(config):
+        return ""
+    column = str(config["partition.column"])
+    if column or info.inputs is None or info.inputs.kind != TABLE:
+        return column
+    if len(info.columns) > 1:
+        raise ValueError(
+            f"{info.name} has several columns of texts that may be the clients: "
+            f"{', '.join(info.columns)}; set partition.column to one of them"
+        )
+    return next(iter(info.columns), "")
+
+
+def _chosen_columns(config: Config, info: Info) -> tuple[list[str], list[str]]:
+    """The names of a table's columns that are inputs, and notes about those that are not. Raises
+    ValueError for names in `columns` and `ignore` that are no columns."""
+    description = info.inputs or Description()
+    known = description.names
+    asked = [config["columns"]] if config["columns"] in known else names_in(config["columns"])
+    ignored = [config["ignore"]] if config["ignore"] in known else names_in(config["ignore"])
+    for key, names in (("columns", asked), ("ignore", ignored)):
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"{key} names {name!r}, but {info.name} has no such column of inputs"
+                    f"{did_you_mean(str(name), known)}; its columns: {', '.join(known):.500}"
+                )
+    owner = owner_column(config, info)
+    chosen = []
+    notes = []
+    for column in description.columns:
+        name = column.name
+        if name == owner or name in ignored or (asked and name not in asked):
+            continue
+        if column.identifier and not asked:
+            notes.append(
+                f"{info.name}: column {name} is left out, because {column.identifier}; "
+                "columns=… asks for the columns that are inputs"
+            )
+            continue
+        chosen.append(name)
+    return chosen, notes
+
+
 def _check_classes(rule: str, info: Info) -> None:
     """Raise ValueError for a dataset without one class for each sample."""
     if info.task != CLASSES:
@@ -499,6 +636,11 @@ class PreferenceFederation(Federation):
         self.rule = PARTITIONS["preference"].make(config, self.novel)
         self.dataset: Dataset = configured(config)
         _check_classes("preference", self.dataset.info)
+        if self.dataset.info.inputs is not None and self.dataset.info.inputs.kind == TABLE:
+            raise ValueError(
+                f"partition 'preference' takes images and vectors, but {self.dataset.info.name} is "
+                "a table; choose another partition"
+            )
         self.info: Info = preference_info(self.dataset.info)
         types = self.dataset.y[: self.dataset.num_train].numpy()
         self.rule.dataset = datasets.Dataset.from_dict({"label": types})
@@ -509,7 +651,8 @@ class PreferenceFederation(Federation):
             training_first = users[np.argsort(self.novel[users], kind="stable")]
             self._rank[training_first] = np.arange(len(users))
         self._drawn: dict[int, Tensor] = {}  # rows by user
-        self._mean, self._std = self._scaling(str(config["standardize"]))
+        self.encoding = None
+        self._mean, self._std = self._scaling(scaling(config, self.dataset.info.inputs))
 
     def share(self, client: int) -> Share:
         """The user's data. Raises ValueError for an id out of range."""
@@ -594,6 +737,7 @@ class CrossFederation(Federation):
         }
         self._training = Federation(training_config, self.dataset)
         self.public = self._training.public
+        self.encoding = None
         self._novel: Federation | None = None
         if num_novel:
             novel_config: Config = {

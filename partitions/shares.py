@@ -4,6 +4,7 @@ import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -31,7 +32,7 @@ class Samples:
 
     ``samples[rows]`` returns (x, y) of these positions in `index`. Its x is float32 in row-major
     order: (stored / `scale` − `mean`) / `std`. `mean` and `std` are numbers, or hold one number for
-    each channel."""
+    each channel or column."""
 
     x: Tensor
     y: Tensor
@@ -50,14 +51,25 @@ class Samples:
             index = self.index[rows]
         else:
             index = self.index.index_select(0, rows.to(self.index.device))
-        x = self.x.index_select(0, index).float()
-        mean = _broadcast(self.mean, x.device)
-        std = _broadcast(self.std, x.device)
+        x = self.x.index_select(0, index)
+        if isinstance(self.mean, tuple) and x.ndim < 4:
+            return row_major(self._by_column(x)), self.y.index_select(0, index)
+        x = x.float()
+        mean = _broadcast(self.mean, x)
+        std = _broadcast(self.std, x)
         if self.scale != 1.0 or self.std != 1.0:
             x /= self.scale * std
         if self.mean != 0.0:
             x -= mean / std
         return row_major(x), self.y.index_select(0, index)
+
+    def _by_column(self, x: Tensor) -> Tensor:
+        """Rows of x (n, d) or (n, channels, time), standardised in float64: a float32 of 10⁹ ± 1
+        would hold nothing of the ± 1."""
+        x = x.double()
+        mean = _broadcast(self.mean, x)
+        std = _broadcast(self.std, x)
+        return ((x / self.scale - mean) / std).float()
 
     @property
     def has_labels(self) -> bool:
@@ -118,11 +130,18 @@ def row_major(x: Tensor) -> Tensor:
     return x.contiguous().as_strided(x.shape, strides)
 
 
-def _broadcast(moment: Moment, device: torch.device) -> Tensor | float:
-    """The moment as one number, or as a tensor (channels, 1, 1)."""
+def _broadcast(moment: Moment, x: Tensor) -> Tensor | float:
+    """The moment as one number, or as a tensor of x's device that broadcasts over x's columns or
+    channels, (d,), (channels, 1) or (channels, 1, 1)."""
     if isinstance(moment, tuple):
-        return torch.tensor(moment, device=device)[:, None, None]
+        dtype = x.dtype if x.is_floating_point() else torch.float32
+        return _as_tensor(moment, str(x.device), dtype).reshape(-1, *[1] * (x.ndim - 2))
     return moment
+
+
+@lru_cache(maxsize=64)
+def _as_tensor(moment: tuple[float, ...], device: str, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(moment, device=device, dtype=dtype)
 
 
 _on_device: dict[str, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)

@@ -13,6 +13,8 @@ import partitions
 from fedapps.results.schema import Count, mismatch
 from fedapps.saved import MODEL, read_json
 from fedapps.settings.config import Config
+from partitions.datasets.description import NO_SCALING, TABLE, scaling
+from partitions.datasets.encoding import Encoding
 from partitions.datasets.loading import Info, Moment
 
 FILE = "serving.json"
@@ -48,6 +50,7 @@ class Card:
     std: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] | None = 1.0
     num_types: Count = 0  # as in the dataset's Info
     label: str = ""  # the column of labels in tables
+    encoding: Encoding | None = None  # of a table's columns
     run: str = ""
 
     def info(self) -> Info:
@@ -83,15 +86,19 @@ def make_card(config: Config) -> Card:
     classes = info.classes
     mean: Moment | None = 0.0
     std: Moment | None = 1.0
-    if len(classes) != info.num_classes or config["standardize"] != "none":
+    encoding = None
+    standardize = scaling(config, info.inputs)
+    is_table = info.inputs is not None and info.inputs.kind == TABLE
+    if len(classes) != info.num_classes or standardize != NO_SCALING or is_table:
         try:
             federation = partitions.federation(config)
         except ValueError:  # a server of real nodes has no data
-            mean, std = (None, None) if config["standardize"] != "none" else (mean, std)
+            mean, std = (None, None) if standardize != NO_SCALING else (mean, std)
         else:
             samples = federation.share(0).everything
             classes = federation.dataset.classes or classes
             mean, std = samples.mean, samples.std
+            encoding = federation.encoding
     if len(classes) != info.num_classes:
         classes = tuple(map(str, range(info.num_classes)))
     return Card(
@@ -105,6 +112,7 @@ def make_card(config: Config) -> Card:
         std=std,
         num_types=info.num_types,
         label=str(config["label"]),
+        encoding=encoding,
     )
 
 

@@ -15,7 +15,24 @@ class RunSettings(Configured):
     image_size = setting(
         0, "own images: crop and resize to this many pixels a side; 0: unchanged", "[0, 4096]"
     )
-    label = setting("", "own tables: the label column; empty: label, class or a similar name")
+    label = setting(
+        "",
+        "own tables: the label column, or several (a,b); empty: label, class or a similar name",
+        listed=True,
+    )
+    columns = setting(
+        "",
+        "own tables: the columns of inputs; empty: all but labels, the clients' column and "
+        "identifiers",
+        listed=True,
+    )
+    ignore = setting("", "own tables: columns that are no inputs", listed=True)
+    missing = setting(
+        "refuse",
+        "own tables: what an empty cell becomes: mean: the training clients' mean, and a mark in a "
+        "column of its own; refuse: an error",
+        ("refuse", "mean"),
+    )
     task = setting(
         "auto",
         "own data: what the labels mean: classes, binary (two classes, one output), labels "
@@ -34,10 +51,12 @@ class RunSettings(Configured):
     )
     restrict_to_model = setting("", "run only the clients that client-models assigns this size")
     standardize = setting(
-        "none",
-        "standardize inputs by mean and deviation: none: keep [0, 1]; training-clients: statistics "
-        "of the training clients; channels: the dataset's published constants",
-        ("none", "training-clients", "channels"),
+        "auto",
+        "standardize inputs by mean and deviation: none: keep them; training-clients: those of the "
+        "training clients' training samples, by column or channel, for images over all pixels; "
+        "channels: the dataset's published constants; auto: training-clients for own tables, "
+        "vectors and signals, else none",
+        ("auto", "none", "training-clients", "channels"),
     )
     data_seed = setting(-1, "seed of the split; -1: use seed", "[-1, 9223372036854775807]")
     novel_shots = setting(

@@ -22,7 +22,8 @@ EVALUATIONS = (
 OF_THE_APP = {"output-dir": "--output", "resume": "--resume or --fresh"} | dict.fromkeys(
     ("serve-dir", "serve-every", "serve-again", "serve-round", "serving"), "fedapps serve"
 )
-OF_OWN_DATA = ("image-size", "label")  # settings that the package's datasets do not read
+# Settings that the package's datasets do not read.
+OF_OWN_DATA = ("image-size", "label", "columns", "ignore", "missing")
 NOT_IN_FOLDER_NAMES = frozenset(" ,/=")
 
 

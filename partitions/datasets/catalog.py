@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedapps.common.tasks import BINARY, CLASSES
+from partitions.datasets.description import Description
 from partitions.datasets.readers.raw import Raw
 
 Moment = float | tuple[float, ...]  # a mean or a deviation: one number, or one for each channel
@@ -35,6 +36,7 @@ class Info:
     mean: Moment = 0.0  # customary constants of inputs in [0, 1], by channel
     std: Moment = 0.0  # 0: there are none
     task: str = CLASSES  # what the labels mean
+    inputs: Description | None = None  # of a user's own data: what an input is
 
     @property
     def num_outputs(self) -> int:

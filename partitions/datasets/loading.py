@@ -23,6 +23,7 @@ from fedapps.common import external_code
 from fedapps.common.tasks import AUTO, LABELS, VALUES
 from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
+from partitions.datasets.description import IMAGE, SIGNAL, VECTOR, Description, did_you_mean
 from partitions.datasets.labels import is_sparse
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "info", "load"]
 
 Result = TypeVar("Result")
+_KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
 
@@ -189,6 +191,7 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         classes=raw.classes,
         columns=columns,
         task=raw.task,
+        inputs=raw.inputs or Description(_KIND_OF_AXES.get(len(shape), IMAGE)),
     )
     return _checked(entry, raw, name, key)
 
@@ -205,7 +208,8 @@ def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:
             arguments.pop(key, None)
         return cache_key(name, code=code_identity(name, arguments))
     raise ValueError(
-        f"unknown dataset {name!r}; known: {', '.join(DATASETS)}; also module:NAME, and the "
+        f"unknown dataset {name!r}{did_you_mean(name, DATASETS)}; known: "
+        f"{', '.join(DATASETS)}; also module:NAME, and the "
         "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
         "folder or parquet file of the datasets library"
     )

@@ -86,7 +86,9 @@ def _natural(config: Config, novel: np.ndarray) -> Any:
     first_column = next(iter(info.columns), "")
     column = str(config["partition.column"]) or first_column
     if not column:
-        raise ValueError(f"{info.name} has no natural column to divide it by")
+        raise ValueError(
+            f"{info.name} has no natural column to divide it by; partition.column names one"
+        )
     return _make("partitions.rules.natural:NaturalPartitioner", config, novel, column=column)
 
 

@@ -196,17 +196,15 @@ def test_what_a_table_leaves_out_is_said(tmp_path, caplog):
         str(tmp_path / "d")
     )
     raw = read_local(tmp_path / "d")
-    assert raw.x.tolist() == [[1, 1], [2, 0]] * 2
-    assert "inputs are 2 columns of numbers; other columns: site (texts), trace (List)" in (
-        caplog.text
-    )
+    assert raw.x.tolist() == [[1, 1, 0], [2, 0, 1]] * 2
+    assert [column.kind for column in raw.inputs.columns] == ["number", "truth value", "category"]
+    assert "columns are left out, whose cells are no single values: trace (List)" in caplog.text
     assert "of the splits train, test is read, not validation" in caplog.text
 
 
 def test_cells_and_columns_without_a_name_or_a_number_are_named(tmp_path):
     for text, words in (
-        ("a,b,label\n1,2,0\n3,,1\n", r"column b has 1 cells without a number, the first in row 1"),
-        (",a,label\n0,5,0\n1,6,1\n", r"column 0 \(from 0\) has no name; name it, or leave it out"),
+        (",a,label\n7,5,0\n9,6,1\n", r"column 0 \(from 0\) has no name; name it, or leave it out"),
         ("a,label\n0,5,0\n1,6,1\n", r"rows have more cells than the header"),
     ):
         (tmp_path / "d.csv").write_text(text)

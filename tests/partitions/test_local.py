@@ -7,6 +7,7 @@ from PIL import Image
 
 import partitions
 from fedapps.settings.config import defaults
+from partitions.datasets.description import Column
 from partitions.datasets.loading import configured, described
 from partitions.datasets.readers.local import read_local
 from partitions.datasets.readers.raw import UNLABELED
@@ -66,16 +67,19 @@ def test_other_files_are_named_with_what_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_tables_numbers_are_inputs_and_its_texts_columns(tmp_path, ending):
-    """Of four columns, `species` labels and `site` is a text; without `label`, no column labels."""
+def test_a_tables_numbers_and_texts_are_inputs(tmp_path, ending):
+    """Of four columns, `species` labels and `site` is a text: n is 0, s is 1. It may also name the
+    clients. Without `label`, no column labels."""
     columns = {"a": [1, 2, 3], "species": ["elk", "bee", "elk"], "b": [0.5, 1.5, -1.0]}
     table = datasets.Dataset.from_dict(columns | {"site": ["n", "s", "n"]})
     file = tmp_path / f"own.{ending}"
     getattr(table, f"to_{ending}")(str(file))
     config = defaults() | {"dataset": str(file), "label": "species", "num-clients": 2}
     info, found = described(config), configured(config)
-    assert (info.shape, info.num_classes, info.classes) == ((2,), 2, ("bee", "elk"))
-    assert found.x.tolist() == [[1.0, 0.5], [2.0, 1.5], [3.0, -1.0]]
+    assert (info.shape, info.num_classes, info.classes) == ((3,), 2, ("bee", "elk"))
+    assert info.inputs.names == ("a", "b", "site")
+    assert info.inputs.columns[2] == Column("site", "category", ("n", "s"))
+    assert found.x.tolist() == [[1.0, 0.5, 0], [2.0, 1.5, 1], [3.0, -1.0, 0]]
     assert (found.y.tolist(), found.columns["site"].tolist()) == ([1, 0, 1], ["n", "s", "n"])
     bare = read_local(file)
     assert bare.y.tolist() == [UNLABELED] * 3 and bare.columns["species"].tolist()[1] == "bee"

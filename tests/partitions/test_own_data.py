@@ -137,16 +137,12 @@ def test_labels_below_0_are_refused_with_what_is_allowed(tmp_path):
         configured(config)
 
 
-def test_columns_that_some_texts_keep_from_the_inputs_are_named(tmp_path, caplog):
-    """Of `age` a cell of three is no number; `site` and `kind` are texts, and empty cells are no
-    texts."""
-    rows = "age,site,kind,size\n1,n,1,5\n?,s,x,6\n3,4,2,7\n"
-    (tmp_path / "d.csv").write_text(rows)
+def test_marks_of_missing_values_are_gaps(tmp_path):
+    """Of `age` a cell of three is a question mark, and one of `site` is empty."""
+    (tmp_path / "d.csv").write_text("age,site,kind,size\n1,n,1,5\n?,,x,6\n3,4,2,7\n")
     raw = read_local(tmp_path / "d.csv", label="kind")
-    assert raw.x.tolist() == [[5], [6], [7]]
-    mixed, others = caplog.messages
-    assert mixed.endswith("because some cells are not numbers: age (1 cells such as '?')")
-    assert others.endswith("inputs are column size; other columns: site (texts)")
+    assert np.isnan(raw.x).tolist() == [[False] * 3, [True, True, False], [False] * 3]
+    assert raw.inputs.columns[1].categories == ("4", "n")
 
 
 def test_pictures_that_are_missing_or_broken_are_named_by_row(tmp_path):

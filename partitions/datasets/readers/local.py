@@ -17,7 +17,7 @@ from partitions.datasets.readers import hub
 from partitions.datasets.readers.convert import joined, scaled_pixels
 from partitions.datasets.readers.pictures import read_pictures
 from partitions.datasets.readers.raw import UNLABELED, Raw
-from partitions.datasets.readers.tables import read_csv, read_table
+from partitions.datasets.readers.tables import read_csv, read_frame, read_table
 
 __all__ = ["joined", "read_files", "read_local", "scaled_pixels"]
 
@@ -62,7 +62,9 @@ def read_files(
         )
     if path.suffix == ".csv":
         check_size(CSV_GROWTH * path.stat().st_size, path)
-        return read_table(read_csv(path), path, size, whole, label, task)
+        notes: list[str] = []
+        frame = read_csv(path, notes)
+        return read_frame(frame, path, whole, label, task, notes, len(frame))
     with _readable(path):
         unpacked = hub.unpacked(path)
     check_size(unpacked, path)

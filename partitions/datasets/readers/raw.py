@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.common.tasks import CLASSES
+from partitions.datasets.description import Description
 
 UNLABELED = -1  # the label of a sample that has none
 
@@ -28,6 +29,7 @@ class Raw:
     notes: tuple[str, ...] = ()  # for the user: what the reader left out, chose or converted
     labeled: bool = True  # False: the source has no labels, and y is UNLABELED
     task: str = CLASSES  # what the labels mean; y is (n, k) for several labels and for values
+    inputs: Description | None = None  # what x is; None: its shape says it
 
     def noted(self, *notes: str) -> "Raw":
         """The same data with further notes."""
@@ -54,6 +56,7 @@ def concatenate(parts: list[Raw]) -> Raw:
         notes=tuple(dict.fromkeys(notes)),  # each note once
         labeled=all(part.labeled for part in parts),
         task=parts[0].task,
+        inputs=parts[0].inputs,
     )
 
 

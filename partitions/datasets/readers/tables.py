@@ -1,7 +1,9 @@
 """Tables: a CSV file, or splits of the `datasets` library."""
 
+import csv
 import io
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import numpy as np
 
 from fedapps.common.memory_limits import check_size
 from fedapps.common.tasks import AUTO
+from partitions.datasets.description import CATEGORY, TABLE, Description, did_you_mean, names_in
 from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
+from partitions.datasets.readers.columns import UNNAMED, decimal_comma, read_column
 from partitions.datasets.readers.convert import joined, scaled_pixels
 from partitions.datasets.readers.pictures import images
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -18,44 +22,79 @@ from partitions.datasets.readers.raw import UNLABELED, Raw
 FEATURES = ("x", "features", "embedding", "input")  # names of a column of lists or arrays
 NATURAL = ("string", "large_string", "int64")  # types of natural columns
 TEXTS = ("string", "large_string")
-NUMBERS = ("int", "uint", "float", "double", "bool")
+SEPARATORS = (",", ";", "\t")
 
 
-def read_csv(path: Path) -> Any:
-    """A CSV file with a header as a table of the `datasets` library."""
-    import datasets
+def read_csv(path: Path, notes: list[str]) -> Any:
+    """A CSV file with a header as a DataFrame.
+
+    Cells are separated by commas, semicolons or tabs; decimals have a point, or a comma where cells
+    are separated otherwise. The text is UTF-8, else Windows-1252, which Latin-1 is a part of."""
     import pandas
 
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = path.read_bytes().decode("cp1252", errors="replace")
+        notes.append(f"{path}: the file is not UTF-8; it is read as Windows-1252 (Latin-1)")
+    except OSError as error:
+        raise ValueError(f"{path} is no CSV file with a header ({error})") from error
+    separator = _separator(text)
+    if separator != ",":
+        shown = "tabs" if separator == "\t" else "semicolons"
+        notes.append(f"{path}: cells are separated by {shown}")
     try:
         with warnings.catch_warnings():
             # A warning means that pandas drops cells.
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame = pandas.read_csv(path, index_col=False)
+            frame = pandas.read_csv(
+                io.StringIO(text), sep=separator, index_col=False, na_values=["?"]
+            )
     except pandas.errors.ParserWarning as error:
         raise ValueError(
-            f"{path}: rows have more cells than the header; separate cells by commas, write "
-            "decimals with points, and name each column"
+            f"{path}: rows have more cells than the header; separate cells by commas, semicolons "
+            "or tabs (decimals with a comma need one of the last two), and name each column"
         ) from error
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is no CSV file with a header ({error})") from error
     if not len(frame):
         raise ValueError(f"{path} has a header and no rows; add a row for each sample")
-    unnamed = [name for name in frame.columns if str(name).startswith("Unnamed: ")]
-    if unnamed:
-        raise ValueError(
-            f"{path}: column {unnamed[0].removeprefix('Unnamed: ')} (from 0) has no name; name it, "
-            "or leave it out if it holds row numbers (pandas: to_csv(…, index=False))"
-        )
-    try:
-        return datasets.Dataset.from_pandas(frame, preserve_index=False)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is no CSV file with a header ({error})") from error
+    frame.columns = [str(name).strip() for name in frame.columns]
+    _check_names(frame, path)
+    if separator != ",":
+        for name in frame.columns:
+            frame[name] = decimal_comma(frame[name])
+    return frame
+
+
+def _separator(text: str) -> str:
+    """The mark that separates most cells of the header."""
+    header = text.lstrip().partition("\n")[0]
+    counts = {}
+    for mark in SEPARATORS:
+        counts[mark] = len(next(csv.reader([header], delimiter=mark), []))
+    return max(SEPARATORS, key=lambda mark: counts[mark])
+
+
+def _check_names(frame: Any, path: Path) -> None:
+    """Raise ValueError for two columns of one name, and for columns without a name that do not
+    number the rows."""
+    doubled = frame.columns[frame.columns.duplicated()]
+    if len(doubled):
+        raise ValueError(f"{path}: two columns are called {doubled[0]!r}; rename one of them")
+    for name in frame.columns:
+        if UNNAMED.fullmatch(name) and not read_column(name, frame[name])[0].identifier:
+            raise ValueError(
+                f"{path}: column {name.removeprefix('Unnamed: ')} (from 0) has no name; name it, "
+                "or leave it out"
+            )
 
 
 def read_table(
     loaded: Any, source: Path, size: int, whole: bool, label: str, task: str = AUTO
 ) -> Raw:
-    """Splits of the `datasets` library; columns of texts and numbers are natural columns.
+    """Splits of the `datasets` library: inputs in one column of images, lists or arrays, else a
+    table of plain columns.
 
     Raises ValueError where two columns have usual names of labels, or of inputs."""
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
@@ -67,16 +106,134 @@ def read_table(
         if not train:
             raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
         used = train + test
-    notes: list[str] = []
+    notes = hub.unused_splits(splits, used, source)
+    first = splits[used[0]]
+    label_columns = _label_columns(first.column_names, source, whole, label)
+    if _is_plain(first, label_columns):
+        import pandas
+
+        frames = [_frame(splits[name], source) for name in used]
+        others = [name for name in first.column_names if name not in frames[0].columns]
+        if others:
+            kinds = ", ".join(f"{name} ({_kind(first.features[name])})" for name in others)
+            notes.append(
+                f"{source}: columns are left out, whose cells are no single values: {kinds}"
+            )
+        classes: tuple[str, ...] = ()
+        if len(label_columns) == 1:
+            classes = tuple(getattr(first.features[label_columns[0]], "names", None) or ())
+        frame = pandas.concat(frames, ignore_index=True)
+        num_train = len(frames[0])
+        return read_frame(frame, source, whole, label, task, notes, num_train, classes)
     parts = []
     for name in used:
         is_train = name == used[0]
         parts.append(_part(splits[name], source, size, whole, label, is_train, notes, task))
-    notes += hub.unused_splits(splits, used, source)
     labeled = [part.labeled for part in parts]
     if not whole and any(labeled) and not all(labeled):
         raise ValueError(f"{source}: only one of the splits {used[0]} and {used[1]} has labels")
     return joined(parts, source, later=whole, task=task).noted(*notes)
+
+
+def read_frame(
+    frame: Any,
+    source: Path,
+    whole: bool,
+    label: str,
+    task: str,
+    notes: list[str],
+    num_train: int,
+    classes: tuple[str, ...] = (),
+) -> Raw:
+    """A DataFrame of plain columns: cells (n, columns) float64 of all columns but the labels, with
+    their description. Texts are natural columns, too. `classes` names labels that are numbers."""
+    label_columns = _label_columns(list(frame.columns), source, whole, label)
+    inputs = [name for name in frame.columns if name not in label_columns]
+    if not inputs:
+        raise ValueError(f"{source} has no columns of inputs beside {', '.join(label_columns)}")
+    check_size(8 * len(frame) * len(inputs), source)
+    cells = np.empty((len(frame), len(inputs)))
+    columns = []
+    natural = {}
+    for number, name in enumerate(inputs):
+        column, cells[:, number] = read_column(str(name), frame[name])
+        columns.append(column)
+        if column.kind == CATEGORY:
+            natural[column.name] = frame[name].fillna("").astype(str).str.strip().to_numpy(str)
+    y = np.full(len(frame), UNLABELED)
+    if label_columns:
+        y, classes = _labels(frame, label_columns, source, task, notes, classes)
+    raw = Raw(
+        cells,
+        y,
+        num_train,
+        natural,
+        classes,
+        labeled=bool(label_columns),
+        inputs=Description(TABLE, tuple(columns)),
+    )
+    return joined([raw], source, later=whole, task=task).noted(*notes)
+
+
+def _labels(
+    frame: Any,
+    names: Sequence[str],
+    source: Path,
+    task: str,
+    notes: list[str],
+    classes: tuple[str, ...],
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels of a column (n,), or of several (n, k), and the names of classes or outputs."""
+    where = f"{source}, column {', '.join(names)}"
+    if len(names) == 1:
+        return of_task(_cells(frame[names[0]]), where, task, notes), classes
+    columns = []
+    for name in names:
+        column, values = read_column(name, frame[name])
+        if column.kind == CATEGORY or column.refusal:
+            raise ValueError(
+                f"{where}: column {name} holds no numbers; several labels are numbers, or 0 and 1"
+            )
+        columns.append(values)
+    y = of_task(np.stack(columns, axis=1), where, task, notes)
+    return y, tuple(names)
+
+
+def _cells(series: Any) -> np.ndarray:
+    """The cells of a column of labels; Python objects where some are missing."""
+    if series.isna().any() or series.dtype == object:
+        return np.asarray(series.to_numpy(dtype=object))
+    return np.asarray(series.to_numpy())
+
+
+def _is_plain(split: Any, label_columns: Sequence[str]) -> bool:
+    """Whether the inputs are single values in columns, and not one column of images or lists."""
+    plain = False
+    for name, feature in split.features.items():
+        if name in label_columns:
+            continue
+        if _dtype(feature):
+            plain = True
+        elif name in (*hub.IMAGES, *FEATURES):
+            return False
+    return plain
+
+
+def _frame(split: Any, source: Path) -> Any:
+    """The plain columns of a split as a DataFrame; numbers of classes as their names, unless they
+    are labels."""
+    names = [name for name, feature in split.features.items() if _dtype(feature)]
+    check_size(8 * len(split) * len(names), source)
+    frame = split.select_columns(names).to_pandas()
+    for name in names:
+        classes = getattr(split.features[name], "names", None)
+        if classes and name not in hub.LABELS:
+            frame[name] = frame[name].map(dict(enumerate(classes)))
+    return frame
+
+
+def _kind(feature: Any) -> str:
+    return _dtype(feature) or type(feature).__name__
 
 
 def _part(
@@ -89,19 +246,28 @@ def _part(
     notes: list[str],
     task: str,
 ) -> Raw:
-    """One split."""
-    label_column = _label_column(split, source, whole, label)
+    """One split with its inputs in one column."""
+    label_columns = _label_columns(split.column_names, source, whole, label)
+    if len(label_columns) > 1:
+        raise ValueError(f"{source}: label is {label!r}; beside images or lists it is one column")
+    label_column = label_columns[0] if label_columns else ""
     x, inputs, pictures = _inputs(split, source, size, whole, (label, label_column), notes)
     columns = {}
+    others = []
     for name, feature in split.features.items():
-        if name not in (label_column, *inputs) and _dtype(feature) in NATURAL:
+        if name in (label_column, inputs):
+            continue
+        if _dtype(feature) in NATURAL:
             columns[name] = np.asarray(split[name][:])
-    notes += _left_out(split, source, label_column, inputs)
+        others.append(f"{name} ({'texts' if _dtype(feature) in TEXTS else _kind(feature)})")
+    if others:
+        notes.append(f"{source}: inputs are column {inputs}; other columns: {', '.join(others)}")
     classes: tuple[str, ...] = ()
     y = np.full(len(x), UNLABELED)
     if label_column:
         classes = tuple(getattr(split.features[label_column], "names", None) or ())
-        y = of_task(_cells(split, label_column), f"{source}, column {label_column}", task, notes)
+        cells = _cells(split.select_columns([label_column]).to_pandas()[label_column])
+        y = of_task(cells, f"{source}, column {label_column}", task, notes)
     return Raw(
         x,
         y,
@@ -113,32 +279,25 @@ def _part(
     )
 
 
-def _cells(split: Any, name: str) -> np.ndarray:
-    """The cells of a column; Python objects where some are missing."""
-    cells = split[name][:]
-    if any(cell is None for cell in cells):
-        array = np.empty(len(cells), dtype=object)
-        array[:] = cells
-        return array
-    return np.asarray(cells)
-
-
-def _label_column(split: Any, source: Path, whole: bool, label: str) -> str:
-    """The name of the column of labels, "" if there is none. ValueError if several columns have
-    usual names of labels."""
-    known = [label] if label else hub.LABELS
-    present = [name for name in known if name in split.column_names]
-    if label and not present and not whole:
+def _label_columns(names: Sequence[str], source: Path, whole: bool, label: str) -> list[str]:
+    """The names of the columns of labels, [] if there are none. ValueError if several columns have
+    usual names of labels, and for names in `label` that are no columns."""
+    if not label:
+        present = [name for name in hub.LABELS if name in names]
+        if len(present) > 1:
+            raise ValueError(
+                f"{source}: the columns {' and '.join(present)} may both hold the labels; set "
+                "label=NAME, or leave one of them out"
+            )
+        return present
+    chosen = [label] if label in names else names_in(label)
+    missing = [name for name in chosen if name not in names]
+    if missing and not whole:
         raise ValueError(
-            f"{source} has no column {label!r} of labels; label=NAME must be one of "
-            f"{', '.join(split.column_names)}"
+            f"{source} has no column {missing[0]!r} of labels{did_you_mean(missing[0], names)}; "
+            f"label=NAME must be one of {', '.join(names):.500}"
         )
-    if len(present) > 1:
-        raise ValueError(
-            f"{source}: the columns {' and '.join(present)} may both hold the labels; set "
-            "label=NAME, or leave one of them out"
-        )
-    return present[0] if present else ""
+    return [] if missing else chosen
 
 
 def _inputs(
@@ -148,23 +307,14 @@ def _inputs(
     whole: bool,
     labels: tuple[str, ...],
     notes: list[str],
-) -> tuple[np.ndarray, list[str], bool]:
-    """The inputs, the names of their columns, and whether they are pictures.
-
-    The inputs are the column of images, lists or arrays that has one of the usual names, else all
-    columns of numbers without those in `labels`."""
-    numbers = []
-    for name, feature in split.features.items():
-        if name not in labels and _dtype(feature).startswith(NUMBERS):
-            numbers.append(name)
+) -> tuple[np.ndarray, str, bool]:
+    """The inputs, the name of their column, and whether they are pictures."""
     usual_names = (*hub.IMAGES, *FEATURES)
     candidates = []
     for name in usual_names:
-        is_other_column = name in split.column_names and name not in (*labels, *numbers)
-        if is_other_column and _dtype(split.features[name]) not in TEXTS:
+        is_other_column = name in split.column_names and name not in labels
+        if is_other_column and not _dtype(split.features[name]):
             candidates.append(name)
-    if numbers and not candidates:
-        return _numbers(split, numbers, source, whole, notes), numbers, False
     inputs = hub.column(split.select_columns(candidates or split.column_names), usual_names, source)
     rows = split.select_columns([inputs])
     if type(split.features[inputs]).__name__ == "Image":
@@ -173,60 +323,12 @@ def _inputs(
             # Only embedded bytes are read: an image's path may be a URL.
             content = (row[inputs] or {}).get("bytes") or b""
             files.append((f"{source}, row {number}", io.BytesIO(content)))
-        return images(files, size, notes), [inputs], True
+        return images(files, size, notes), inputs, True
     check_size(rows.data.nbytes, source)
     x = np.asarray(rows.with_format("numpy")[inputs][:])
     if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
         x = x.astype(np.uint8)
-    return scaled_pixels(x, source, whole, notes), [inputs], False
-
-
-def _numbers(
-    split: Any, numbers: list[str], source: Path, whole: bool, notes: list[str]
-) -> np.ndarray:
-    """Columns of numbers as inputs (n, columns). ValueError for an empty cell, by its column."""
-    check_size(8 * len(split) * len(numbers), source)
-    table = split.select_columns(numbers).to_pandas()
-    for name in numbers:
-        gaps = np.flatnonzero(table[name].isna().to_numpy())
-        if len(gaps):
-            raise ValueError(
-                f"{source}: column {name} has {len(gaps)} cells without a number, the first in row "
-                f"{gaps[0]}; inputs hold NaN there: fill them in, or leave the rows or the column "
-                "out"
-            )
-        if table[name].dtype.kind in "bO":
-            table[name] = table[name].astype(np.int64)
-    return scaled_pixels(table.to_numpy(), source, whole, notes)
-
-
-def _left_out(split: Any, source: Path, label_column: str, inputs: list[str]) -> list[str]:
-    """Notes about the columns that are neither labels nor inputs. Columns in which most cells are
-    numbers, but some are texts, have a note of their own."""
-    import pandas
-
-    mixed: list[str] = []
-    others: list[str] = []
-    for name, feature in split.features.items():
-        if name in (label_column, *inputs):
-            continue
-        kind = _dtype(feature) or type(feature).__name__
-        if kind in TEXTS:
-            cells = pandas.Series(split[name][:])
-            texts = cells[pandas.to_numeric(cells, errors="coerce").isna() & cells.notna()]
-            if 0 < 2 * len(texts) <= cells.count():
-                mixed.append(f"{name} ({len(texts)} cells such as {texts.iloc[0]!r:.50})")
-                continue
-            kind = "texts"
-        others.append(f"{name} ({kind})")
-    notes = []
-    if mixed:
-        why = "columns are no inputs because some cells are not numbers"
-        notes.append(f"{source}: {why}: {', '.join(mixed)}")
-    if others:
-        taken = f"column {inputs[0]}" if len(inputs) == 1 else f"{len(inputs)} columns of numbers"
-        notes.append(f"{source}: inputs are {taken}; other columns: {', '.join(others)}")
-    return notes
+    return scaled_pixels(x, source, whole, notes), inputs, False
 
 
 def _dtype(feature: Any) -> str:

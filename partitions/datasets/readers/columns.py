@@ -1,0 +1,185 @@
+"""A column of a table as numbers: its cells say its kind, or it is refused by name."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from partitions.datasets.description import CATEGORY, NUMBER, TRUTH, Column
+
+MAX_CATEGORIES = 100
+MIN_UNIQUE = 10  # rows, for texts that differ in every row to seem to be names of the rows
+MIN_STEPS = 20  # rows, for whole numbers in steps of 1 to seem to be numbers of the rows
+ID_NAME = re.compile(r"(^|[^A-Za-z0-9])(id|ids|uuid|guid|index|identifier|key)$", re.IGNORECASE)
+ID_CAMEL = re.compile(r"[a-z](Id|ID)$")
+UNNAMED = re.compile(r"Unnamed: \d+")  # what pandas calls a column without a name
+PLAIN = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+COMMA = r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?"
+PLAIN_NUMBER = re.compile(PLAIN)
+COMMA_NUMBER = re.compile(COMMA)
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}([,.' ])\d{3}(\1\d{3})*([.,]\d+)?")
+WITH_UNIT = re.compile(rf"[<>≤≥~]?\s*(?:{COMMA}|{PLAIN})\s*[^\d\s.,:/-][^\d]{{0,15}}\d?")
+CURRENCY = re.compile(rf"[$€£¥]\s*(?:{COMMA}|{PLAIN})")
+DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ]\d{1,2}:\d{2}.*)?"
+    r"|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ]\d{1,2}:\d{2}.*)?"
+    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+)
+
+
+def read_column(name: str, series: Any) -> tuple[Column, np.ndarray]:
+    """The column, and its cells (n,) float64: numbers, 0 and 1, or positions in its categories; NaN
+    where a cell is empty. `series` is one of pandas."""
+    kind = series.dtype.kind
+    if str(series.dtype) == "category":
+        series = series.astype(object)
+        kind = "O"
+    if kind == "b":
+        return Column(name, TRUTH), series.to_numpy(np.float64, na_value=np.nan)
+    if kind in "iuf":
+        return _numbers(name, series.to_numpy(np.float64, na_value=np.nan))
+    if kind in "Mm":
+        return _refused(name, _dates(name, str(series.dropna().iloc[0])), len(series))
+    known = series.notna().to_numpy()
+    cells = series.to_numpy(dtype=object)
+    if all(isinstance(cell, bool | np.bool_) for cell in cells[known]):
+        return Column(name, TRUTH), _filled(cells[known].astype(np.float64), known)
+    if not all(isinstance(cell, str) for cell in cells[known]):
+        cells[known] = [str(cell) for cell in cells[known]]
+    return _texts(name, cells, known)
+
+
+def decimal_comma(series: Any) -> Any:
+    """A series of texts as numbers, if all of them are whole numbers and decimals with a comma, and
+    some have one; else unchanged."""
+    if series.dtype != object:
+        return series
+    known = series.dropna()
+    if not len(known) or not all(isinstance(cell, str) for cell in known):
+        return series
+    cells = known.str.strip()
+    commas = cells.str.fullmatch(COMMA_NUMBER.pattern)
+    if not commas.any() or not (commas | cells.str.fullmatch(r"[+-]?\d+")).all():
+        return series
+    grouped = cells.str.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+    if grouped[commas].all():  # 1,234 may be a thousand, or a bit more than one
+        return series
+    return series.str.strip().str.replace(",", ".").astype(np.float64)
+
+
+def _numbers(name: str, values: np.ndarray) -> tuple[Column, np.ndarray]:
+    infinite = np.flatnonzero(np.isinf(values))
+    if len(infinite):
+        refusal = (
+            f"column {name} holds infinity, in {len(infinite)} cells, the first in row "
+            f"{infinite[0]} (from 0); leave these cells empty, or leave the column out "
+            f"(ignore={name})"
+        )
+        return Column(name, NUMBER, refusal=refusal), values
+    return Column(name, NUMBER, identifier=_identifier(name, values)), values
+
+
+def _identifier(name: str, values: np.ndarray) -> str:
+    """Why whole numbers seem to name their rows; "" if they do not."""
+    if len(values) < 2 or np.isnan(values).any() or (values % 1 != 0).any():
+        return ""
+    unique = np.unique(values)
+    differs = len(unique) == len(values)
+    in_steps = differs and bool((np.diff(unique) == 1).all())
+    if UNNAMED.fullmatch(name) and in_steps:
+        return "it has no name and numbers the rows"
+    if _has_name_of_identifier(name) and (differs or len(unique) > MIN_STEPS):
+        return "it has the name of an identifier"
+    if in_steps and len(values) >= MIN_STEPS and (np.diff(values) == 1).all():
+        return "it numbers the rows"
+    return ""
+
+
+def _has_name_of_identifier(name: str) -> bool:
+    return bool(ID_NAME.search(name) or ID_CAMEL.search(name))
+
+
+def _texts(name: str, cells: np.ndarray, known: np.ndarray) -> tuple[Column, np.ndarray]:
+    """A column of texts: categories, or the reason why it cannot be an input."""
+    texts = np.array([cell.strip() for cell in cells[known]], dtype=object)
+    rows = np.flatnonzero(known)
+    if not len(texts):
+        return Column(name, NUMBER), np.full(len(cells), np.nan)
+    categories, codes = np.unique(texts.astype(str), return_inverse=True)
+    values = _filled(codes.astype(np.float64), known)
+    column = Column(name, CATEGORY, tuple(categories.tolist()))
+    refusal = _no_category(name, texts, rows, len(categories))
+    if refusal:
+        return Column(name, CATEGORY, column.categories, refusal=refusal), values
+    differs = len(categories) == len(texts) == len(cells)
+    if differs and (len(cells) >= MIN_UNIQUE or _has_name_of_identifier(name)):
+        reason = "its texts differ in every row"
+        return Column(name, CATEGORY, column.categories, reason), values
+    if len(categories) > MAX_CATEGORIES:
+        refusal = (
+            f"column {name} holds {len(categories)} different texts such as "
+            f"{str(texts[0])!r:.60}; categories are at most {MAX_CATEGORIES}: make numbers or "
+            f"fewer categories of them, or leave the column out (ignore={name})"
+        )
+        return Column(name, CATEGORY, column.categories, refusal=refusal), values
+    return column, values
+
+
+def _no_category(name: str, texts: np.ndarray, rows: np.ndarray, count: int) -> str:
+    """Why most of the `texts`, in these rows, are no categories; "" if they may be."""
+    leave = f"or leave the column out (ignore={name})"
+    dates = _matching(texts, DATE)
+    if 2 * dates.sum() > len(texts):
+        return _dates(name, str(texts[dates][0]))
+    numbers = _matching(texts, PLAIN_NUMBER)
+    grouped = _matching(texts, GROUPED) & ~numbers
+    if 2 * (grouped | numbers).sum() > len(texts) and grouped.any():
+        return (
+            f"column {name} holds numbers such as {str(texts[grouped][0])!r:.40}, whose comma or "
+            "point may separate thousands or decimals; write plain numbers with a decimal point, "
+            f"{leave}"
+        )
+    commas = _matching(texts, COMMA_NUMBER)
+    units = (_matching(texts, WITH_UNIT) | _matching(texts, CURRENCY)) & ~numbers
+    if units.any() and 2 * (units | numbers | commas).sum() > len(texts):
+        return (
+            f"column {name} holds numbers with a unit or a mark such as "
+            f"{str(texts[units][0])!r:.40} ({int(units.sum())} cells); write the plain number in "
+            f"one unit, {leave}"
+        )
+    others = ~(numbers | commas)
+    if others.any() and 2 * others.sum() <= len(texts) and count > 2:
+        first = int(np.flatnonzero(others)[0])
+        return (
+            f"column {name} holds numbers, but {int(others.sum())} cells are none, such as "
+            f"{str(texts[first])!r:.40} in row {rows[first]} (from 0); write a number or leave "
+            f"the cell empty (missing=mean fills it), {leave}"
+        )
+    if commas.any() and not others.any():
+        return (
+            f"column {name} holds numbers with a decimal comma and others with a point, such as "
+            f"{str(texts[commas][0])!r:.40}; write all with a decimal point, {leave}"
+        )
+    return ""
+
+
+def _dates(name: str, example: str) -> str:
+    return (
+        f"column {name} holds dates or times such as {example!r:.40}; make numbers of them, as "
+        f"days since a date, or leave the column out (ignore={name})"
+    )
+
+
+def _matching(texts: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
+    return np.array([bool(pattern.fullmatch(text)) for text in texts], dtype=bool)
+
+
+def _filled(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """`values` of the known cells (n,); NaN in the others."""
+    filled = np.full(len(known), np.nan)
+    filled[known] = values
+    return filled
+
+
+def _refused(name: str, refusal: str, count: int) -> tuple[Column, np.ndarray]:
+    return Column(name, NUMBER, refusal=refusal), np.full(count, np.nan)
