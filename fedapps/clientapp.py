@@ -4,6 +4,7 @@ import os
 from collections import deque
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -36,36 +37,48 @@ def make_client(context: Context, method: str) -> Client:
     that simulates clients has checked their configuration. Raises ValueError if the node has no
     data, or the federation's size is not num-clients."""
     node = context.node_config
-    if not (simulated := is_simulated(context)):
+    model = str(node.get("model", ""))
+    simulated = is_simulated(context)
+    if not simulated:
         external_code.allow(*external_code.named(str(node.get("allow", ""))))
     config = completed(context.run_config, trusted=simulated)
     check_method(method)
     if not simulated:
         config = config | {"data-dir": str(node.get("data-dir", ""))}
+        # A node that has its data in a folder of its own needs the run's for public samples alone.
         if "data-path" not in node or METHODS[method].client.needs_public:
             config |= in_data_folder(config)
     client_id = identity(context)
-    if (card := service.card_of(context)) is not None:
+    card = service.card_of(context)
+    if card is not None:
         share = service.node_inputs(context, card).share
-        info, client_id = card.info(), CLIENT if share.novel else client_id
+        info = card.info()
+        if share.novel:
+            # The id seeds random draws: equal data give equal predictions on every node.
+            client_id = CLIENT
     elif "data-path" in node:
         share, info = _load_share(str(node["data-path"]))
         seed = seed_of(int(config["seed"]), "shots", client_id)
         share = share.with_shots(novel_shots(config), seed)
     else:
-        count, expected = node.get("num-partitions"), config["num-clients"]
-        if count != expected:
-            raise ValueError(
-                f"the federation has {count} clients, but num-clients is {expected}"
-                if count
-                else "the node's configuration names neither its data (data-path) nor its number "
-                "(partition-id and num-partitions)"
-            )
+        _check_partition(node.get("num-partitions"), config["num-clients"])
         federation, builder = _federation(config, method)
-        return builder.client(federation.share(client_id), client_id, str(node.get("model", "")))
+        return builder.client(federation.share(client_id), client_id, model)
     if share.novel and "descriptor-epsilon" in node:
         config = config | own_privacy(config, method, float(node["descriptor-epsilon"]))
-    return Builder(config, method, info).client(share, client_id, str(node.get("model", "")))
+    return Builder(config, method, info).client(share, client_id, model)
+
+
+def _check_partition(count: Any, expected: Any) -> None:
+    """Raise ValueError unless the node's `count` of partitions is the `expected` number of
+    clients: another count would give it other samples."""
+    if not count:
+        raise ValueError(
+            "the node's configuration names neither its data (data-path) nor its number "
+            "(partition-id and num-partitions)"
+        )
+    if count != expected:
+        raise ValueError(f"the federation has {count} clients, but num-clients is {expected}")
 
 
 def _federation(config: Config, method: str) -> tuple[Federation, Builder]:
@@ -97,10 +110,10 @@ def _share_of(folder: str, files: str) -> tuple[Share, Info]:
 def own_privacy(config: Config, method: str, epsilon: float) -> Config:
     """The method's settings of a novel client's descriptor, no weaker than the node's own ε at the
     default δ; 0 sets none."""
-    keys = [f"{method}.descriptor-{name}" for name in ("epsilon", "delta")]
-    if not epsilon or keys[0] not in config:
+    epsilon_key = f"{method}.descriptor-epsilon"
+    delta_key = f"{method}.descriptor-delta"
+    if not epsilon or epsilon_key not in config:
         return {}
-    epsilon_key, delta_key = keys
     run_epsilon = float(config[epsilon_key]) or epsilon  # 0: the run sets none
     return {
         epsilon_key: min(epsilon, run_epsilon),
@@ -117,6 +130,7 @@ def in_data_folder(config: Config) -> Config:
         name = str(config[key])
         if not name or name in DATASETS or is_reference(name):
             continue
+        # Resolved, so that neither ".." nor a link leads out of the folder.
         place = (Path(root) / name).resolve()
         if not root or not place.is_relative_to(Path(root).resolve()) or not place.exists():
             raise ValueError(

@@ -42,12 +42,15 @@ class Stream:
         cls, client: Client, config: Config, message: Mapping[str, Any], sent: Arrays, data: str
     ) -> Self:
         """That of a client which has served its first inputs."""
-        method, model = str(message["method"]), client.model_name
+        method = str(message["method"])
+        model = client.model_name
         names = {*accepted(type(client)), *taken(client.build)}
         kept: Config = {"model": model}
+        # What builds the client again: options of its network, and settings that it reads.
         for key, value in config.items():
             section, _, name = key.rpartition(".")
-            if section == model or (section in ("", method) and name.replace("-", "_") in names):
+            is_read = section in ("", method) and name.replace("-", "_") in names
+            if section == model or is_read:
                 kept[key] = value
         numbers = {key: v for key, v in message.items() if isinstance(v, int | float)}
         return cls(kept, numbers, sent, to_numpy(client.stream), data)
