@@ -106,7 +106,7 @@ def _init(**options: Any) -> None:
         except SystemExit as error:  # the signal came after Ray had set its handler
             if error.code != signal.SIGTERM:
                 raise
-            raise Terminated from error
+            raise Terminated from None
 
 
 def _watch() -> Check:
