@@ -67,7 +67,9 @@ def short_folder() -> str:
     """The folder for temporary files, or another one if the paths of Ray's sockets would be too
     long there. Raises RuntimeError if no folder will do."""
     folder = tempfile.gettempdir()
-    if len(os.fsencode(folder)) <= MAX_FOLDER:
+    if (
+        sys.platform == "win32" or len(os.fsencode(folder)) <= MAX_FOLDER
+    ):  # Windows: no such sockets
         return folder
     if os.access(SHORT_FOLDER, os.W_OK | os.X_OK):
         return SHORT_FOLDER
