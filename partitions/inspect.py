@@ -8,7 +8,8 @@ import datasets as hf
 import numpy as np
 import scipy  # its modules load where they are used
 
-from partitions.datasets.loading import Dataset, load, reread, source
+from fedapps.common.tasks import LABELS, VALUES
+from partitions.datasets.loading import Dataset, Info, load, reread, source
 from partitions.federations import Federation
 from partitions.rules.partitioner import RowsPartitioner
 
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MAX_VALUES = 4  # rows of panels in a figure
+
+
 @dataclass(frozen=True)
 class Summary:
-    """A dataset's facts: where it comes from, sizes, and how often each class occurs."""
+    """A dataset's facts: where it comes from, sizes, and how often each class, or each of several
+    labels, occurs; of values `QUANTILES` by the number of the output."""
 
     name: str
     source: str
@@ -28,6 +33,11 @@ class Summary:
     num_test: int
     class_counts: dict[str, int]
     columns: dict[str, int]  # natural column → number of values
+    quantiles: dict[str, list[float]]
+    task: str
+
+
+QUANTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "most": 1.0}
 
 
 def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) -> Summary:
@@ -37,7 +47,14 @@ def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) 
     official one gives a warning in the log."""
     read = reread if check else load
     data: Dataset = read(name, data_dir, **options)
-    counts = np.bincount(data.y.numpy(), minlength=data.info.num_classes)
+    y = data.y.numpy()
+    counts: list[int] = []
+    quantiles: dict[str, list[float]] = {}
+    if data.info.task == VALUES:
+        for number, values in enumerate(np.quantile(y, list(QUANTILES.values()), axis=0).T):
+            quantiles[str(number)] = values.tolist()
+    else:
+        counts = label_counts(y, data.info).tolist()
     # Classes without a name are called by their number.
     names = [*data.classes, *map(str, range(len(data.classes), len(counts)))]
     return Summary(
@@ -47,9 +64,18 @@ def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) 
         str(data.x.dtype).removeprefix("torch."),
         data.num_train,
         len(data.y) - data.num_train,
-        dict(zip(names, counts.tolist(), strict=True)),
+        dict(zip(names, counts, strict=False)),
         {column: len(np.unique(values)) for column, values in data.columns.items()},
+        quantiles,
+        data.info.task,
     )
+
+
+def label_counts(y: np.ndarray, info: Info) -> np.ndarray:
+    """How often each class, or each of several labels, occurs among labels (n,) or (n, k)."""
+    if info.task == LABELS:
+        return np.nansum(y, axis=0).astype(np.int64)
+    return np.bincount(y[y >= 0], minlength=info.num_classes)
 
 
 def export(federation: Federation, folder: Path) -> list[Path]:
@@ -70,12 +96,29 @@ def export(federation: Federation, folder: Path) -> list[Path]:
 
 
 def class_counts(federation: Federation) -> np.ndarray:
-    """Samples of each class that each client holds, (num_clients, num_classes)."""
+    """Samples of each class, or with each of several labels, that each client holds,
+    (num_clients, num_classes)."""
     counts = []
     for client in range(federation.num_clients):
         _, y = federation.share(client).everything[:]
-        counts.append(np.bincount(y.numpy(), minlength=federation.info.num_classes))
+        counts.append(label_counts(y.numpy(), federation.info))
     return np.stack(counts)
+
+
+def sample_counts(federation: Federation) -> np.ndarray:
+    """The samples of each client, (num_clients,)."""
+    clients = range(federation.num_clients)
+    return np.array([len(federation.share(client).everything) for client in clients])
+
+
+def client_values(federation: Federation) -> list[np.ndarray]:
+    """The values (n, k) of each client whose labels are values, in the labels' unit."""
+    mean, std = np.array(federation.targets.mean), np.array(federation.targets.std)
+    values = []
+    for client in range(federation.num_clients):
+        y = federation.share(client).everything.labels()
+        values.append(y.double().numpy() * std + mean)
+    return values
 
 
 def distances(counts: np.ndarray, novel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -83,8 +126,8 @@ def distances(counts: np.ndarray, novel: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Total variation ½ Σ_c |p_c − q_c| (pFedHN, 5.3), and D_KL(p ‖ q) in nats (ODPFL-HN, 6.7) with
     one sample added to each class of both (ours), since q_c may be zero. (num_novel,) each."""
-    p = counts[novel] / counts[novel].sum(1, keepdims=True)
-    q = counts[~novel] / counts[~novel].sum(1, keepdims=True)
+    p = counts[novel] / np.maximum(counts[novel].sum(1, keepdims=True), 1)
+    q = counts[~novel] / np.maximum(counts[~novel].sum(1, keepdims=True), 1)
     variation = np.abs(p[:, None] - q[None]).sum(2) / 2
     divergence = scipy.stats.entropy(counts[novel][:, None] + 1, counts[~novel][None] + 1, axis=2)
     return variation.min(1), divergence.min(1)
@@ -106,7 +149,9 @@ class _Labels(RowsPartitioner):
 
 def figure(federation: Federation) -> "Figure":
     """Samples per class and client, training clients on the left, novel ones on the right, with
-    the novel clients' mean distances in the title."""
+    the novel clients' mean distances in the title. Of values, each client's distribution."""
+    if federation.info.task == VALUES:
+        return _figure_of_values(federation)
     from flwr_datasets.visualization import plot_label_distributions
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
@@ -145,5 +190,28 @@ def figure(federation: Federation) -> "Figure":
         axis.set_xlabel("client")
     if has_legend:
         marks = [Patch(color=colour, label=str(i)) for i, colour in enumerate(colours)]
-        picture.legend(handles=marks, title="class", loc="outside right center")
+        title = "label" if federation.info.task == LABELS else "class"
+        picture.legend(handles=marks, title=title, loc="outside right center")
+    return picture
+
+
+def _figure_of_values(federation: Federation) -> "Figure":
+    """A box for each client with the quartiles of its values, in the labels' unit; a row of panels
+    for each of the first `MAX_VALUES` values."""
+    from matplotlib.figure import Figure
+
+    novel = federation.novel
+    groups = [("training clients", np.flatnonzero(~novel))]
+    if novel.any():
+        groups.append(("novel clients", np.flatnonzero(novel)))
+    values = client_values(federation)
+    num_values = min(values[0].shape[1], MAX_VALUES)
+    size = (8 * len(groups), 4 * num_values)
+    picture = Figure(figsize=size, layout="constrained")
+    axes = picture.subplots(num_values, len(groups), sharey="row", squeeze=False)
+    for number, row in enumerate(axes):
+        for axis, (title, clients) in zip(row, groups, strict=True):
+            axis.boxplot([values[client][:, number] for client in clients], showfliers=False)
+            axis.set(title=f"{len(clients)} {title}", xlabel="client")
+        row[0].set_ylabel("value" if num_values == 1 else f"value {number}")
     return picture

@@ -14,6 +14,7 @@ from fedapps.results import ENDINGS, check_ending
 
 if TYPE_CHECKING:
     from fedapps.settings.config import Config
+    from partitions.datasets.loading import Info
     from partitions.inspect import Summary
 
 partition = typer.Typer(help="Partitions of a dataset.", no_args_is_help=True)
@@ -36,7 +37,7 @@ def data(
         Path | None, typer.Option(help="Write one directory per client for real nodes.")
     ] = None,
 ) -> None:
-    """Show a dataset's source, sizes and class counts, or export it by client."""
+    """Show a dataset's source, sizes and labels, or export it by client."""
     from rich.logging import RichHandler
 
     console = make_console()
@@ -56,7 +57,7 @@ def data(
         external_code.allow(*external_code.named(overrides))
         config = override(defaults() | {"dataset": name}, overrides)
         entry, (_, data_dir, options) = loading.described(config), loading.named(config)
-        console.print(f"{name}: {entry.summary}; {entry.num_classes} classes, inputs {entry.shape}")
+        console.print(f"{name}: {entry.summary}; {what_labels_are(entry)}, inputs {entry.shape}")
         say(console, f"from: {loading.source(name, data_dir)}")
         if entry.files:
             say(console, f"official files: {entry.files}")
@@ -75,15 +76,36 @@ def data(
 
 
 def print_summary(console: Console, summary: "Summary") -> None:
-    """Sizes, columns and class counts."""
+    """Sizes, columns, and class counts or the quantiles of values."""
+    from fedapps.common.tasks import LABELS
+
     console.print(f"{summary.num_train} training and {summary.num_test} test samples, "
                   f"{summary.dtype}")  # fmt: skip
     for column, values in summary.columns.items():
         console.print(f"column {visible(column)}: {values} values")
-    table = Table("class", "samples")
+    if summary.quantiles:
+        from partitions.inspect import QUANTILES
+
+        table = Table("value", *QUANTILES)
+        for number, quantiles in summary.quantiles.items():
+            table.add_row(number, *(f"{quantile:.4g}" for quantile in quantiles))
+        console.print(table)
+        return
+    table = Table("label" if summary.task == LABELS else "class", "samples")
     for label, count in list(summary.class_counts.items())[:100]:
         table.add_row(visible(label), str(count))
     console.print(table)
+
+
+def what_labels_are(info: "Info") -> str:
+    """The number of classes, of labels or of values, in words."""
+    from fedapps.common.tasks import LABELS, VALUES
+
+    if info.task == LABELS:
+        return f"{info.num_classes} labels at once"
+    if info.task == VALUES:
+        return "a value" if info.num_classes == 1 else f"{info.num_classes} values"
+    return f"{info.num_classes} classes"
 
 
 @partition.command()
@@ -94,26 +116,43 @@ def show(
         "partition.png"
     ),
 ) -> None:
-    """Draw samples per class and client, and print the novel clients' distances."""
+    """Draw samples per class and client, and print the novel clients' distances. Of values, draw
+    each client's quartiles."""
+    import numpy as np
+
     console = make_console()
     with refusals(ImportError):
         check_ending(output)
         config = requested(arguments or [])
 
+        from fedapps.common.tasks import LABELS, VALUES
         from partitions import federation, inspect
 
         clients = federation(config)
-        counts = inspect.class_counts(clients)
+        task = clients.info.task
         with replaced(output) as file:
             inspect.figure(clients).savefig(file, dpi=120)
-    table = Table("role", "clients", "samples", "fewest", "most", "classes a client")
+    last = {LABELS: "labels a client", VALUES: "medians of clients"}
+    table = Table(
+        "role", "clients", "samples", "fewest", "most", last.get(task, "classes a client")
+    )
+    all_sizes = inspect.sample_counts(clients)
+    if task == VALUES:
+        medians = np.array([np.median(values[:, 0]) for values in inspect.client_values(clients)])
+    else:
+        counts = inspect.class_counts(clients)
     for role, chosen in (("training", ~clients.novel), ("novel", clients.novel)):
-        if chosen.any():
-            sizes, classes = counts[chosen].sum(1), (counts[chosen] > 0).sum(1)
-            row = (chosen.sum(), sizes.sum(), sizes.min(), sizes.max(), f"{classes.mean():.1f}")
-            table.add_row(role, *map(str, row))
+        if not chosen.any():
+            continue
+        if task == VALUES:
+            text = f"{medians[chosen].min():.4g} – {medians[chosen].max():.4g}"
+        else:
+            text = f"{(counts[chosen] > 0).sum(1).mean():.1f}"
+        sizes = all_sizes[chosen]
+        row = (chosen.sum(), sizes.sum(), sizes.min(), sizes.max(), text)
+        table.add_row(role, *map(str, row))
     console.print(table)
-    if clients.novel.any():
+    if clients.novel.any() and task != VALUES:
         variation, divergence = inspect.distances(counts, clients.novel)
         console.print(
             "novel clients to the nearest training client: total variation "
