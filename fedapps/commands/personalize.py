@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedapps.commands.show import WhichRound
+from fedapps.common.tasks import SCORES, Score
 from fedapps.console import Allowed, make_console, refusals, say
 
 REPORTED = ("adapt-steps", "entropy-before", "entropy", "epsilon", "delta")
@@ -70,11 +71,20 @@ def personalize(
     _summarise(model.report, output)
 
 
+def _score(score: Score, value: float) -> str:
+    """``accuracy 91.00 %`` or ``RMSE 1.87``."""
+    name = score.short or score.text
+    if score.in_percent:
+        return f"{name} {score.shown(value):.2f} %"
+    return f"{name} {value:.4g}"
+
+
 def _summarise(report: dict[str, Any], output: Path) -> None:
     """Print what the model did with the client's inputs, and the files that hold it."""
     console = make_console()
-    if "accuracy" in report:
-        console.print(f"labels: {report['labels']}; accuracy {100 * report['accuracy']:.2f} %")
+    if "labels" in report:
+        scores = [_score(SCORES[name], report[name]) for name in SCORES if name in report]
+        console.print(f"labels: {report['labels']}; {', '.join(scores)}")
     values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
     console.print(f"{report['samples']} samples, {report['method']}: {values}")
     say(console, f"{output}: {', '.join(sorted(file.name for file in output.iterdir()))}")

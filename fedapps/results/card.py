@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapte
 from pydantic.dataclasses import dataclass
 
 import partitions
+from fedapps.common.tasks import CLASSES, VALUES, Targets, check_task
 from fedapps.results.schema import Count, mismatch
 from fedapps.saved import MODEL, read_json
 from fedapps.settings.config import Config
@@ -49,6 +50,9 @@ class Card:
     mean: FiniteFloat | Annotated[tuple[FiniteFloat, ...], Field(min_length=1)] | None = 0.0
     std: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] | None = 1.0
     num_types: Count = 0  # as in the dataset's Info
+    task: str = CLASSES  # what the labels mean, with the moments of values as in `Targets`
+    target_mean: tuple[FiniteFloat, ...] = ()
+    target_std: tuple[Positive, ...] = ()
     label: str = ""  # the column of labels in tables
     encoding: Encoding | None = None  # of a table's columns
     run: str = ""
@@ -57,8 +61,14 @@ class Card:
         """The task as networks are built for it."""
         count = len(self.classes)
         return Info(
-            self.dataset, self.shape, count, "", classes=self.classes, num_types=self.num_types
-        )
+            self.dataset, self.shape, count, "", classes=self.classes, num_types=self.num_types,
+            task=check_task(self.task),
+        )  # fmt: skip
+
+    @property
+    def targets(self) -> Targets:
+        """How outputs of the run's networks are read."""
+        return Targets(check_task(self.task), self.target_mean, self.target_std)
 
     def text(self) -> str:
         """The card as JSON, which `parse` reads."""
@@ -89,7 +99,9 @@ def make_card(config: Config) -> Card:
     encoding = None
     standardize = scaling(config, info.inputs)
     is_table = info.inputs is not None and info.inputs.kind == TABLE
-    if len(classes) != info.num_classes or standardize != NO_SCALING or is_table:
+    targets = Targets(info.task)
+    needs_data = len(classes) != info.num_classes or standardize != NO_SCALING or is_table
+    if needs_data or info.task == VALUES:
         try:
             federation = partitions.federation(config)
         except ValueError:  # a server of real nodes has no data
@@ -97,6 +109,7 @@ def make_card(config: Config) -> Card:
         else:
             samples = federation.share(0).everything
             classes = federation.dataset.classes or classes
+            targets = federation.targets
             mean, std = samples.mean, samples.std
             encoding = federation.encoding
     if len(classes) != info.num_classes:
@@ -111,6 +124,9 @@ def make_card(config: Config) -> Card:
         mean=mean,
         std=std,
         num_types=info.num_types,
+        task=info.task,
+        target_mean=targets.mean,
+        target_std=targets.std,
         label=str(config["label"]),
         encoding=encoding,
     )

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from clients.core.arrays import Arrays, load_into_model, model_arrays
 from clients.core.client import Client
 from clients.core.normalisation import entropy
+from clients.core.outputs import further_scores, main_of, predicted
 from fedapps.common import external_code
+from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES
 from fedapps.console import spreadsheet_cell
 from fedapps.files import array_bytes, write_files
 from fedapps.results.card import Card
@@ -24,6 +26,7 @@ from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
 from fedapps.settings.config import Config
 from partitions.datasets.loading import Moment
+from partitions.shares import labeled_rows
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
 ONNX = "model.onnx"
@@ -122,38 +125,85 @@ class PersonalizationResult:
         return PersonalModel(self.network, self.card, self.report(), self, self.stream).eval()
 
     def report(self) -> dict[str, Any]:
-        """Steps, entropies, ε, and the accuracy if there are labels."""
-        rows = self.inputs.scored & (self.inputs.labels >= 0)
+        """Steps, entropies, ε, and the scores of the task if there are labels."""
+        targets = self.card.targets
+        labels = self.inputs.labels
+        rows = self.inputs.scored & labeled_rows(labels)
         report: dict[str, Any] = {
             "method": self.card.method,
             "run": self.card.run,
             "data": self.stream.data if self.stream else self.inputs.digest(),
             "role": "novel" if self.inputs.share.novel else "training",
             "samples": len(self.logits),
+        }
+        if targets.task == CLASSES:
             # A logit of −∞ excludes a class; 0 · ∞ would make the entropy NaN.
-            "entropy": float(entropy(self.logits.clamp(min=-1e30))),
-        } | self.metrics
+            report["entropy"] = float(entropy(self.logits.clamp(min=-1e30)))
+        report |= self.metrics
         if self.stream:
             report["updates"] = self.stream.updates
         if rows.any():
-            correct = self.logits.argmax(1)[rows] == self.inputs.labels[rows]
+            z, y = self.logits[rows], labels[rows]
             report["labels"] = f"{int(rows.sum())} given, used for scoring alone"
-            report["accuracy"] = float(correct.float().mean())
+            report[TASKS[targets.task].main.name] = main_of(z, y, targets)
+            report |= further_scores(z, y, targets)
         return report
 
     def predictions(self) -> str:
-        """A CSV line for each sample: its name, its class, and the class's probability."""
+        """A CSV line for each sample: its name, and its class with the class's probability; of
+        several labels whether each holds, 1 or 0, and its probability; of values the numbers in
+        the labels' unit."""
+        targets = self.card.targets
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
-        lines.writerow(("sample", "class", "probability"))
-        probabilities, classes = self.logits.softmax(1).max(1)
-        rows = zip(self.inputs.names, classes.tolist(), probabilities.tolist(), strict=True)
-        for name, number, probability in rows:
-            label = self.card.classes[number]
+        if targets.task in (CLASSES, BINARY):
+            lines.writerow(("sample", "class", "probability"))
+            rows: list[list[str]] = self._class_cells()
+        else:
             # Names come from files and could be formulas of a spreadsheet.
-            cells = (spreadsheet_cell(name), spreadsheet_cell(label), f"{probability:.6f}")
-            lines.writerow(cells)
+            names = list(map(spreadsheet_cell, self._names()))
+            further = []
+            if targets.task == LABELS:
+                further = [f"{name} probability" for name in names]
+            lines.writerow(("sample", *names, *further))
+            rows = self._number_cells()
+        for name, cells in zip(self.inputs.names, rows, strict=True):
+            lines.writerow((spreadsheet_cell(name), *cells))
         return text.getvalue()
+
+    def _names(self) -> list[str]:
+        """A name for each output; that of a single value is "value"."""
+        count = self.logits.shape[1]
+        if len(self.card.classes) == count and self.card.classes != tuple(map(str, range(count))):
+            return list(self.card.classes)
+        if count == 1:
+            return ["value"]
+        word = "label" if self.card.task == LABELS else "value"
+        return [f"{word} {number}" for number in range(count)]
+
+    def _class_cells(self) -> list[list[str]]:
+        """Each sample's class and its probability."""
+        if self.card.task == BINARY:
+            second = self.logits[:, 0].sigmoid()
+            probabilities = torch.stack([1 - second, second], 1)
+        else:
+            probabilities = self.logits.softmax(1)
+        cells = []
+        values, best = probabilities.max(1)
+        for p, number in zip(values.tolist(), best.tolist(), strict=True):
+            cells.append([spreadsheet_cell(self.card.classes[number]), f"{p:.6f}"])
+        return cells
+
+    def _number_cells(self) -> list[list[str]]:
+        """Each sample's values, or 1 and 0 for its labels and then their probabilities."""
+        numbers = predicted(self.logits, self.card.targets)
+        if self.card.task == VALUES:
+            return [[f"{value:.7g}" for value in row] for row in numbers.tolist()]
+        cells = []
+        probabilities = self.logits.sigmoid().tolist()
+        for holds, row in zip(numbers.tolist(), probabilities, strict=True):
+            cells.append([*map(str, holds), *(f"{p:.6f}" for p in row)])
+        return cells
 
     def write(self, folder: Path) -> None:
         """Write the files together, last the report, which vouches for the others. The ONNX file

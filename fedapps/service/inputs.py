@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fedapps.common.memory_limits import check_size, num_parts
+from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card
 from partitions.datasets.readers.local import read_local
 from partitions.datasets.readers.raw import UNLABELED, Raw
-from partitions.shares import META, Samples, Share
+from partitions.shares import META, Samples, Share, without_labels
 
 Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are
 
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 class Inputs:
     """`share` is the client's data, without labels if it is novel; `names` are its samples'.
 
-    `labels` (n,) were given with the data; −1 if not. Rows of `scored` count for the accuracy:
-    all but a training client's own training samples."""
+    `labels`, as `Targets` says, were given with the data; −1 or NaN if not. Rows of `scored` count
+    for the scores: all but a training client's own training samples."""
 
     names: list[str]
     share: Share
@@ -66,7 +67,7 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     side = 0
     if len(card.shape) == 3 and card.shape[1] == card.shape[2]:
         side = card.shape[1]
-    raw = read_local(path, side, whole=True, label=card.label)
+    raw = read_local(path, side, whole=True, label=card.label, task=card.task)
     x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
     labels = _labels(raw, card, path)
     return unlabeled(x, card, names=list(raw.samples), labels=labels, picture=bool(raw.samples))
@@ -102,19 +103,27 @@ def unlabeled(
         scale = PIXEL_MAX  # whatever the run's dataset stores
     _check_finite(x, "the array")  # files are checked where they are read
     _check_range(x, scale, card)
-    no_labels = torch.full((len(x),), UNLABELED)
+    no_labels = _no_labels(len(x), card)
     # The client never sees the labels.
     samples = Samples(x, no_labels, torch.arange(len(x)), scale, card.mean, card.std)
     if labels is None:
         labels = no_labels
     if not names:
         names = list(map(str, range(len(x))))
-    return Inputs(names, _novel(samples), labels, torch.ones(len(x)).bool())
+    share = _novel(samples, card.targets)
+    return Inputs(names, share, labels, torch.ones(len(x)).bool())
 
 
-def _novel(samples: Samples, public: Samples | None = None) -> Share:
+def _no_labels(count: int, card: Card) -> Tensor:
+    """Labels of `count` samples that have none."""
+    if card.task in (LABELS, VALUES):
+        return torch.full((count, card.info().num_outputs), torch.nan)
+    return torch.full((count,), UNLABELED)
+
+
+def _novel(samples: Samples, targets: Targets, public: Samples | None = None) -> Share:
     nothing = Samples(samples.x, samples.y, samples.index[:0], samples.scale)
-    return Share(nothing, nothing, None, samples, True, {}, public)
+    return Share(nothing, nothing, None, samples, True, {}, public, targets=targets)
 
 
 def _exported(path: Path, card: Card) -> Inputs:
@@ -132,8 +141,8 @@ def _exported(path: Path, card: Card) -> Inputs:
         _check_range(x, samples.scale, card)
     scored = torch.ones(len(labels), dtype=torch.bool)
     if share.novel:
-        hidden = replace(samples, y=torch.full_like(samples.y, UNLABELED))
-        share = _novel(hidden, share.public)
+        hidden = replace(samples, y=without_labels(samples.y))
+        share = _novel(hidden, share.targets, share.public)
     else:
         scored[share.train.index] = False
     return Inputs(list(map(str, range(len(x)))), share, labels, scored)
@@ -191,13 +200,28 @@ def _match_channels(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return x  # its shape is refused later, with the run's
 
 
+def _numbers(raw: Raw, card: Card, path: Path) -> Tensor:
+    """Several labels or standardised values (n, k). Raises ValueError for another number of them
+    than the run has."""
+    outputs = card.info().num_outputs
+    y = torch.from_numpy(np.asarray(raw.y, dtype=np.float64))
+    if y.ndim != 2 or y.shape[1] != outputs:
+        raise ValueError(f"{path} holds labels {tuple(y.shape)}; the run takes (n, {outputs})")
+    if card.targets.std:
+        mean = torch.tensor(card.targets.mean, dtype=torch.float64)
+        y = (y - mean) / torch.tensor(card.targets.std, dtype=torch.float64)
+    return y.float()
+
+
 def _labels(raw: Raw, card: Card, path: Path) -> Tensor:
     """Labels as the run numbers its classes; −1 for other classes, with a warning.
 
     Names are matched with the run's. Numbers are, where the run calls its classes by numbers; else
     they are the run's own numbers."""
     if not raw.labeled:
-        return torch.full((len(raw.y),), UNLABELED)
+        return _no_labels(len(raw.y), card)
+    if card.task in (LABELS, VALUES):
+        return _numbers(raw, card, path)
     classes = {name: number for number, name in enumerate(card.classes)}
     named_by_numbers = all(NUMBER.fullmatch(name) for name in card.classes)
     values, at = np.unique(raw.y, return_inverse=True)

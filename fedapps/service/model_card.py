@@ -11,9 +11,10 @@ from typing import Any
 
 import tomli_w
 
+from fedapps.common.tasks import LABELS, TASKS, VALUES, Score
 from fedapps.files import PRIVACY
 from fedapps.methods import METHODS
-from fedapps.results.card import FILE
+from fedapps.results.card import FILE, Card
 from fedapps.results.formats import escape_markdown
 from fedapps.results.runs import at_saved_model
 from fedapps.results.schema import Rates, Summary
@@ -61,6 +62,7 @@ def facts(run: FinishedRun) -> dict[str, str]:
     """What a run is, and what a later client gets from it, as texts by topic."""
     card = run.card
     method = METHODS[run.method]
+    main = TASKS[card.task].main
     classes = ", ".join(card.classes[:SHOWN_CLASSES])
     if len(card.classes) > SHOWN_CLASSES:
         classes += ", …"
@@ -70,17 +72,16 @@ def facts(run: FinishedRun) -> dict[str, str]:
         if file.is_file():
             size += file.stat().st_size
     # A run that failed early has no scores of novel clients, or None in their place.
-    novel = _percent(run.summary.get("novel") or {})
-    training = _percent(_at_saved_model(run))
+    novel = _value(run.summary.get("novel") or {}, main)
+    training = _value(_at_saved_model(run), main)
     rounds = run.summary.get("rounds", "?")
     return {
         "method": f"{card.method}: {method.summary} ({method.paper})",
-        "data": f"{card.dataset}, partition {run.config['partition']}; "
-        f"{len(card.classes)} classes: {classes}",
+        "data": f"{card.dataset}, partition {run.config['partition']}; {_labels(card, classes)}",
         "inputs": f"shape {card.shape}, over {card.scale:g}, less {card.mean}, over {card.std}",
         "network": f"{card.model}; {size / 1e6:.2f} MB kept",
         "rounds": f"{rounds}, the model of round {model_round(run.folder)}",
-        "accuracy": f"training clients {training}, novel clients {novel}",
+        main.text: f"training clients {training}, novel clients {novel}",
         "a novel client gets": MODELS_OF_NOVEL_CLIENTS[method.novel],
         "it needs": ", ".join(_needs(run)),
         "ε spent in training": _spent(run),
@@ -115,19 +116,23 @@ def model_card(run: FinishedRun, repo: str = "") -> str:
 
     card = run.card
     scores = {"training": _at_saved_model(run), "novel": run.summary.get("novel") or {}}
+    main = TASKS[card.task].main
+    task = "image-classification" if len(card.shape) == 3 else "other"
+    if card.task == VALUES:
+        task = "tabular-regression" if len(card.shape) == 1 else "other"
     results = []
     for role, group in scores.items():
-        accuracy = group.get("accuracy")
-        if accuracy is None:
+        score = group.get(main.name)
+        if score is None:
             continue
         results.append(
             EvalResult(
-                task_type="image-classification" if len(card.shape) == 3 else "other",
+                task_type=task,
                 dataset_type=card.dataset,
                 dataset_name=card.dataset,
-                metric_type="accuracy",
-                metric_value=accuracy,
-                metric_name=f"accuracy of {role} clients (mean)",
+                metric_type=main.name,
+                metric_value=score,
+                metric_name=f"{main.text} of {role} clients (mean)",
             )
         )
     front = ModelCardData(
@@ -213,7 +218,17 @@ def _at_saved_model(run: FinishedRun) -> Rates:
         return {}
 
 
-def _percent(group: dict[str, Any]) -> str:
-    """The accuracy of a group of clients; – if there is none."""
-    accuracy = group.get("accuracy")
-    return "–" if accuracy is None else f"{100 * accuracy:.2f} %"
+def _value(group: dict[str, Any], score: Score) -> str:
+    """The score of a group of clients; – if there is none."""
+    value = group.get(score.name)
+    if value is None:
+        return "–"
+    return f"{score.shown(value):.2f} %" if score.in_percent else f"{value:.4g}"
+
+
+def _labels(card: Card, names: str) -> str:
+    """What the network predicts: how many classes, labels or values, with the `names`."""
+    if card.task == VALUES:
+        return f"{len(card.classes)} values"
+    word = "labels at once" if card.task == LABELS else "classes"
+    return f"{len(card.classes)} {word}: {names}"
