@@ -28,13 +28,17 @@ from fedapps.results.formats import as_text
 from fedapps.results.progress import Display
 from fedapps.results.report import write_report
 from fedapps.results.runs import (
+    MAIN,
+    MAIN_KEYS,
     NUMBERS,
+    ROLES,
     ROUNDS,
-    SCORES,
     check_round,
     clients_of,
+    main_scores,
     read_runs,
     rounds_of,
+    score_keys,
 )
 from fedapps.serverapp import APPS
 from fedapps.service.finished_run import FinishedRun
@@ -201,11 +205,12 @@ class Runs:
         return DataFrame(shown.rows, columns=shown.columns).set_index("method")
 
     def to_pandas(self, *settings: str) -> "DataFrame":
-        """A row per run: method, seed, accuracies in % by round and role, F1 in [0, 1], seconds,
-        megabytes per client and round, ε; and the values of the named settings."""
+        """A row per run: method, seed, accuracies in % by round and role, F1 in [0, 1], for values
+        RMSE in the labels' unit and R², your own scores, seconds, megabytes per client and round,
+        ε; and the values of the named settings."""
         columns = ["method", "seed"]
         for round_ in ROUNDS:
-            columns += [f"{round_} {score}" for score in SCORES]
+            columns += [f"{round_} {score}" for score in score_keys(self._frame)]
         columns += [*NUMBERS, "error", "folder"]
         frame = self._frame[columns].dropna(axis="columns", how="all")
         for key in settings:
@@ -213,15 +218,27 @@ class Runs:
         return frame
 
     def rounds(self) -> "DataFrame":
-        """A row per run and evaluated round: accuracies in % of training and novel clients."""
-        return rounds_of(self._frame, ALL_ROUNDS)
+        """A row per run and evaluated round: accuracies in % of training and novel clients, in the
+        columns `train` and `novel`; where labels are values, RMSE in `train-rmse` and
+        `novel-rmse`."""
+        frame = rounds_of(self._frame, ALL_ROUNDS)
+        empty = set(MAIN_KEYS) - set(ROLES)
+        for name in main_scores(self._frame):
+            empty -= set(MAIN[name].values())
+        return frame.drop(columns=[*empty])
 
     def clients(self, round_: str = "best") -> "DataFrame":
         """A row per run and client at the "best" or "last" round: role, accuracy in %, samples.
+        Where labels are values, the column `rmse` in their unit replaces the accuracy.
 
         Raises ValueError for another round."""
         check_round(round_)
-        return clients_of(self._frame, round_).drop(columns="run")
+        frame = clients_of(self._frame, round_)
+        columns = ["method", "seed", "client", "role"]
+        for name in main_scores(self._frame):
+            frame[name] = frame.value.where(frame.score.isin(MAIN[name].values()))
+            columns.append(name)
+        return frame[[*columns, "examples"]]
 
     def plot(self, kind: str = "curves", by: str = "") -> "Figure":
         """A figure: "curves", "clients", or "swept" with `by`, the setting on the x-axis.

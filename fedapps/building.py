@@ -18,6 +18,7 @@ import partitions
 from clients.core.arrays import Arrays, model_arrays
 from clients.core.client import Client
 from clients.core.cohort import in_cohort
+from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot
 from clients.models import build_model, sized
 from clients.models.head import headed
@@ -46,6 +47,7 @@ class Builder:
         self._info = info
         self._kind = METHODS[method].client
         self._settings = client_settings(config, method)
+        self._scores = load_scores(str(config["scores"]))
         self._networks: dict[str, Network] = {}
 
     def client(self, share: Share, client_id: int, node_model: str = "") -> Client:
@@ -63,7 +65,9 @@ class Builder:
         if in_cohort():  # clients of a cohort train at the same time
             model = deepcopy(model)
         identity = {"client": client_id, "initial": initial, "model_name": name}
-        return self._kind(model, share, **self._settings | identity)
+        client = self._kind(model, share, **self._settings | identity)
+        client.own_scores = self._scores
+        return client
 
 
 def check_batches(client: Client, config: Config, method: str, info: Info) -> None:

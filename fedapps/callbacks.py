@@ -18,7 +18,7 @@ from fedapps.common.class_members import check_members
 from fedapps.common.errors import described, error_line
 from fedapps.common.installed import check_installed
 from fedapps.common.new_files import make_folder
-from fedapps.common.tasks import AUTO, goodness, main_score
+from fedapps.common.tasks import AUTO, goodness, reported_name
 from fedapps.saved import state_bytes
 from fedapps.settings.config import Config
 from strategies.core.round import Stop
@@ -74,8 +74,8 @@ class EarlyStopping(Callback):
     def evaluation_ends(self, report: Report, strategy: PersonalizedStrategy) -> None:
         """Count, unless a further phase of the method is still to come."""
         scores = report["evaluation"]
-        if self.select == AUTO:
-            self.select = main_score(name.removeprefix("train-") for name in scores).name
+        reported = (name.removeprefix("train-") for name in scores)
+        self.select = reported_name(self.select, reported)
         score = self._selection_mean(scores, self.select)
         global_score = self._selection_mean(scores, f"global-{self.select}")
         if score is None:

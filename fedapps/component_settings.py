@@ -40,6 +40,7 @@ INSTEAD = {
     "partition": "`data=` returns a node's samples",
     "standardize": "standardise the samples in `data=`",
     "novel-shots": "only `fedapps run` deals few labeled samples to novel clients",
+    "scores": "client_app takes `scores=`, your own functions",
     "callbacks": "use `then=` or the strategy's on_round",
     "output-dir": "write what you need in `then=`",
     "checkpoint-every": "only `fedapps run` writes checkpoints",

@@ -26,6 +26,7 @@ from clients.core.flower_fast import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
 from clients.core.protocol import NAMES
 from clients.methods._preferences import GlobalClient
@@ -67,6 +68,7 @@ def client_app(
     data: Data,
     public: Callable[[], Tensor] | None = None,
     loss: Criterion | None = None,
+    scores: Scores = (),
     rounds: int = 0,
     mods: Sequence[Mod] | None = None,
     **settings: Any,
@@ -81,10 +83,11 @@ def client_app(
     ``novel=true`` in its configuration, is a novel client. `public` returns the inputs that FedMD's
     methods learn from. `loss` replaces the cross entropy of logits and labels, in training and in
     scores. Methods that adapt without labels read outputs as logits of a softmax, whatever the
-    loss. `settings` are those that the method's clients read, see `fedapps settings`; others are
-    refused. With ``dp="local"`` each reply is clipped and noised on the node, which counts what it
-    reveals; `rounds` is then the number of rounds of the run. `mods` are Flower's, around each
-    message: see `fedapps.node.mods`.
+    loss. `scores` are further scores, functions of outputs and labels or torchmetrics' objects, by
+    name or in a list: see `clients.core.own_scores`. `settings` are those that the method's clients
+    read, see `fedapps settings`; others are refused. With ``dp="local"`` each reply is clipped and
+    noised on the node, which counts what it reveals; `rounds` is then the number of rounds of the
+    run. `mods` are Flower's, around each message: see `fedapps.node.mods`.
 
     Raises ValueError for an unknown method, for a setting that the app does not carry out, and for
     a mod that could not work."""
@@ -96,6 +99,7 @@ def client_app(
         raise ValueError("client_app reads rounds=… with dp='local' alone")
     kind = METHODS[method].client
     criterion = None if loss is None else OwnLoss(loss)
+    own_scores = named_scores(scores)
 
     def make_client(context: Context, config: Config) -> Client:
         samples = data(context)
@@ -107,6 +111,7 @@ def client_app(
         client = kind(network, share, client=identity(context), initial=initial, **given)
         if criterion is not None:
             client.criterion = criterion.to(client.device)
+        client.own_scores = own_scores
         say_what_is_unused(samples, client.batch_size)
         return client
 

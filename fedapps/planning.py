@@ -209,6 +209,7 @@ def check(config: "Config") -> None:
 def check_task(config: "Config", method: str) -> None:
     """Raise ValueError for a task that the method does not serve, and for settings that read scores
     which the task does not have."""
+    from clients.core.own_scores import load_scores
     from fedapps.common.tasks import AUTO, CLASSES, TASKS
     from fedapps.methods import check_serves
     from partitions import task
@@ -216,8 +217,9 @@ def check_task(config: "Config", method: str) -> None:
     info = task(config)
     check_serves(method, info.task)
     selected = str(config["selection-metric"])
-    known = (AUTO, "loss", *TASKS[info.task].scores)
-    if selected not in known:
+    own = [name.removeprefix("-") for name in load_scores(str(config["scores"]))]
+    known = (AUTO, "loss", *TASKS[info.task].scores, *own)
+    if selected.removeprefix("-") not in known:
         raise ValueError(
             f"selection-metric is {selected!r}, which the task {info.task!r} of {info.name} does "
             f"not have; it has {', '.join(known)}"

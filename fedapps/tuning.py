@@ -1,6 +1,6 @@
 """Tuning on Optuna: settings are chosen by the training clients' validation score alone, of their
 own models or of the model that a novel client would get. The score is the one that
-`selection-metric` names: accuracy, loss or macro F1.
+`selection-metric` names, by default the task's main one; of errors the least is the best.
 
 An experiment's [search] table holds a list of choices or a range for each setting:
 
@@ -28,10 +28,11 @@ import numpy as np
 import tomli_w
 
 import partitions
+from clients.core.own_scores import load_scores
 from clients.core.privacy import EVERYTHING
 from fedapps.common.new_files import replaced
 from fedapps.common.settings import present_keys
-from fedapps.common.tasks import AUTO, SCORES, TASKS, goodness
+from fedapps.common.tasks import AUTO, TASKS, goodness, reported_name, score_named
 from fedapps.engines.job_pool import Job, make_jobs
 from fedapps.files import write_text
 from fedapps.results.plot import line_styles, save
@@ -59,9 +60,7 @@ NO_NOVEL_CLIENTS: Config = {
     "report-generalization-bound": False,
 }
 RANGE = {"low", "high", "log"}
-MEASURES = {name: score.text for name, score in SCORES.items()}  # by `selection-metric`
 UNSAVED = ("method", "output-dir")  # settings that best.toml lacks
-PERCENT = ("accuracy",)  # those that tables and figures show in %
 
 Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
 
@@ -342,11 +341,12 @@ def check_database(file: Path) -> None:
 
 
 def selected_score(config: Config) -> str:
-    """The name of the score that `selection-metric` chooses; "auto" is the task's main one."""
+    """The name of the score that `selection-metric` chooses, as clients report it; "auto" is the
+    task's main one."""
     selected = str(config["selection-metric"])
-    if selected != AUTO:
-        return selected
-    return TASKS[partitions.task(config).task].main.name
+    if selected == AUTO:
+        return TASKS[partitions.task(config).task].main.name
+    return reported_name(selected, load_scores(str(config["scores"])))
 
 
 def validation_score(job: Job, group: str) -> float | None:
@@ -367,8 +367,8 @@ def validation_score(job: Job, group: str) -> float | None:
         score = metric_names(summary["train"]).get(measure)
     if score is None:
         raise ValueError(
-            f"{job.name}: training clients report no {MEASURES[measure]} on validation samples to "
-            "tune by"
+            f"{job.name}: training clients report no {score_named(measure).text} on validation "
+            "samples to tune by"
         )
     return float(score)
 
@@ -378,12 +378,13 @@ def heading(measures: Collection[str]) -> str:
     if len(measures) != 1:
         return "validation"
     (measure,) = measures
-    return f"validation {MEASURES[measure]}" + (", %" if measure in PERCENT else "")
+    score = score_named(measure)
+    return f"validation {score.text}" + (", %" if score.in_percent else "")
 
 
 def shown(measure: str, score: float) -> float:
     """The score as tables and figures show it: accuracies in %."""
-    return 100 * score if measure in PERCENT else score
+    return score_named(measure).shown(score)
 
 
 def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
@@ -456,7 +457,7 @@ def write_results(
     for label in labels:
         Variant.parse(label).apply(config)  # checks that best.toml can be read
     content = {"methods": labels, "seeds": list(seeds), **changed}
-    measures = dict.fromkeys(MEASURES[outcome.measure] for outcome in outcomes)
+    measures = dict.fromkeys(score_named(outcome.measure).text for outcome in outcomes)
     title = f"# The best settings by the training clients' validation {', '.join(measures)}\n"
     write_text(output / BEST, title + tomli_w.dumps(content))
     save(history(outcomes), output / FIGURE)

@@ -5,7 +5,7 @@ local SGD (`clients.core.sgd`), scoring (`clients.core.evaluation`) and the keys
 messages (`clients.core.protocol`)."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -22,6 +22,7 @@ from clients.core.evaluation import Streaming, by_parts, score_parts, score_samp
 from clients.core.flower_fast import NumPyClient
 from clients.core.layout import layout_of
 from clients.core.outputs import CRITERIA
+from clients.core.own_scores import OwnScore
 from clients.core.protocol import (
     LR_FACTOR,
     NAMES,
@@ -182,7 +183,7 @@ class Client(Streaming, Configured, NumPyClient):
         # the user's own scores of outputs and labels, by name.
         self.targets = share.targets
         self.criterion: Criterion = CRITERIA[share.targets.task]
-        self.own_scores: Mapping[str, Callable[[Tensor, Tensor], Any]] = {}
+        self.own_scores: Mapping[str, OwnScore] = {}
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
         self.stream = {}

@@ -17,6 +17,7 @@ from clients.core.outputs import (
     predicted,
     value_sums,
 )
+from clients.core.own_scores import OwnScore
 from clients.core.protocol import Config, Metrics
 from fedapps.common.tasks import BINARY, CLASSES, TASKS, VALUES, Targets
 from partitions.shares import SUB_POPULATION, Samples, Share, labeled_rows
@@ -35,7 +36,7 @@ class Client(Protocol):
     supports_streaming: bool
     criterion: Criterion
     targets: Targets
-    own_scores: Mapping[str, Callable[[Tensor, Tensor], Any]]
+    own_scores: Mapping[str, OwnScore]
     stream: dict[str, Tensor]
 
     def predict(self, x: Tensor) -> Tensor:
@@ -109,17 +110,12 @@ def score_samples(
 
 
 def _own_scores(client: Client, outputs: Tensor, y: Tensor) -> Metrics:
-    """The user's own scores of outputs and labels. Raises ValueError for one that is no number."""
+    """The user's own scores of outputs and labels, without those that fail for them."""
     scores: Metrics = {}
     for name, score in client.own_scores.items():
-        value = score(outputs, y)
-        try:
-            scores[name] = float(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"the score {name!r} gave {value!r:.200} for outputs {tuple(outputs.shape)} and "
-                f"labels {tuple(y.shape)}; it must give one number"
-            ) from error
+        value = score.of(outputs, y, client.targets)
+        if value is not None:
+            scores[name] = value
     return scores
 
 

@@ -27,7 +27,8 @@ DOMAIN = "query.domain"
 
 HEADS = setting("client", "who holds personal heads", ("client", "server"))
 
-# Scores that may choose the reported round; "auto" is the task's main one.
+# Scores of tasks that may choose the reported round; "auto" is the task's main one. A user's own
+# may choose it as well.
 SELECT = (AUTO, *SCORES)
 
 # A client that is scored on fewer samples causes a warning: one sample is more than 10 points.

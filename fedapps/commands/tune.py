@@ -84,7 +84,8 @@ def tune(
 
 def table_of(outcomes: "Sequence[Outcome]", winners: "Mapping[str, Outcome]") -> Table:
     """A row for each trial, the `winners` in bold."""
-    from fedapps.tuning import PERCENT, heading, shown
+    from fedapps.common.tasks import score_named
+    from fedapps.tuning import heading, shown
 
     measures = {trial.measure for trial in outcomes}
     title = "trials; the best in bold"
@@ -92,7 +93,7 @@ def table_of(outcomes: "Sequence[Outcome]", winners: "Mapping[str, Outcome]") ->
     for trial in outcomes:
         score = "failed"
         if trial.validation is not None:
-            digits = 2 if trial.measure in PERCENT else 4
+            digits = 2 if score_named(trial.measure).in_percent else 4
             score = f"{shown(trial.measure, trial.validation):.{digits}f}"
         if len(measures) > 1:
             score = f"{heading([trial.measure])}: {score}"

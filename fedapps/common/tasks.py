@@ -10,13 +10,25 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Score:
-    """A number that says how good predictions are. `text` is its name for people; one `in_percent`
-    lies in [0, 1] and is printed times 100."""
+    """A number that says how good predictions are. `text` is its name for people, `short` that in
+    a column's head. One `in_percent` lies in [0, 1] and is printed times 100, one `in_units` has
+    the labels' unit, and one of `any_size` is printed with four significant digits."""
 
     name: str
     text: str
     higher_is_better: bool = True
     in_percent: bool = False
+    short: str = ""
+    in_units: bool = False
+    any_size: bool = False
+
+    def goodness(self, value: float) -> float:
+        """The value as a number that is larger for better models."""
+        return value if self.higher_is_better else -value
+
+    def shown(self, value: float) -> float:
+        """The value as tables and figures print it: a share in %."""
+        return 100 * value if self.in_percent else value
 
 
 SCORES = {
@@ -25,10 +37,10 @@ SCORES = {
         Score("accuracy", "accuracy", in_percent=True),
         Score("macro-f1", "macro F1"),
         Score("micro-f1", "micro F1"),
-        Score("rmse", "root mean square error", higher_is_better=False),
-        Score("mae", "mean absolute error", higher_is_better=False),
+        Score("rmse", "root mean square error", False, short="RMSE", in_units=True, any_size=True),
+        Score("mae", "mean absolute error", False, short="MAE", in_units=True, any_size=True),
         Score("r2", "R²"),
-        Score("loss", "loss", higher_is_better=False),
+        Score("loss", "loss", higher_is_better=False, any_size=True),
     )
 }
 
@@ -101,13 +113,35 @@ def check_task(name: str) -> str:
     return name
 
 
+def score_named(name: str) -> Score:
+    """The score under this name, by default a user's own. A name that begins with a minus sign is
+    that of an own score of which less is better."""
+    if name in SCORES:
+        return SCORES[name]
+    higher_is_better = not name.startswith("-")
+    return Score(name, name.removeprefix("-"), higher_is_better, any_size=True)
+
+
+def own_score_name(reference: str) -> str:
+    """The name of the score that ``module:NAME`` refers to, with hyphens for underscores."""
+    return reference.rpartition(":")[2].strip("_").replace("_", "-")
+
+
 def goodness(name: str, value: float) -> float:
-    """A score's value as a number that is larger for better models. A name that begins with a minus
-    sign is that of a user's own score, of which less is better."""
-    score = SCORES.get(name)
-    if score is None:
-        return -value if name.startswith("-") else value
-    return value if score.higher_is_better else -value
+    """The value of the score `name` as a number that is larger for better models."""
+    return score_named(name).goodness(value)
+
+
+def reported_name(selected: str, reported: Iterable[str]) -> str:
+    """The name under which clients report the score that `selection-metric` names, one of those
+    that are `reported`: "auto" is the task's main score, and an own score of which less is better
+    has a minus sign. A name that nobody reports stays as it is."""
+    names = set(reported)
+    if selected == AUTO:
+        return main_score(names).name
+    if selected not in names and f"-{selected}" in names:
+        return f"-{selected}"
+    return selected
 
 
 def main_score(names: Iterable[str]) -> Score:

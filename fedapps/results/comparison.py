@@ -16,14 +16,14 @@ from fedapps.methods import METHODS
 from fedapps.results.formats import UNKNOWN, TextTable, number_cell, spread_cell, summarize
 from fedapps.results.published import Published
 from fedapps.results.runs import (
-    F1,
-    SCORES,
     check_round,
     clients_of,
+    column,
     differing,
     federation_of,
     label_without,
     own_settings,
+    score_keys,
 )
 from fedapps.results.table import epsilon, lost_replies, terms_of_privacy
 from fedapps.settings.config import defaults, effective
@@ -54,8 +54,8 @@ class Comparison:
     """The result of `compare`.
 
     `lines` has the columns of `as_csv`: the score, the settings in `by`, and the numbers, NaN if
-    unknown; accuracies are in %, F1 lies in [0, 1]. `unscored` are runs without a line, such as
-    private ones that are not evaluated."""
+    unknown; accuracies are in %, F1 lies in [0, 1], errors are in the labels' unit. `unscored` are
+    runs without a line, such as private ones that are not evaluated."""
 
     lines: "DataFrame"
     runs: "DataFrame"
@@ -98,8 +98,9 @@ def compare(
     place = ["score", *by]
     lines = _measurements(runs, scores, place, published)
     # The best of the lines that differ in the first setting alone; a single line is no best.
-    block = lines.groupby(["score", *by[1:]])["mean"]
-    lines["best"] = (block.transform("size") > 1) & (lines["mean"] == block.transform("max"))
+    goodness = lines["mean"] * lines.score.map(sign_of).astype(float)
+    block = goodness.groupby([lines[key] for key in ("score", *by[1:])])
+    lines["best"] = (block.transform("size") > 1) & (goodness == block.transform("max"))
     lines = lines.join(_paired_tests(scores, by, against), on=place)
     lines = lines.join(spreads(_client_scores(runs, groups, round_), place), on=place)
     unscored = runs.drop(scores.index.unique())
@@ -121,7 +122,7 @@ def _scores(runs: "DataFrame", groups: "DataFrame", round_: str) -> "DataFrame":
     import pandas
 
     scores = []
-    for score in SCORES:
+    for score in score_keys(runs):
         scores.append(groups.assign(score=score, value=runs[f"{round_} {score}"]))
     return pandas.concat(scores).dropna(subset="value")
 
@@ -149,10 +150,8 @@ def _measurements(
 
 
 def _client_scores(runs: "DataFrame", groups: "DataFrame", round_: str) -> "DataFrame":
-    """A row per run and client with an accuracy: the columns of `groups`, score and value. A
-    client's score is called as the accuracy of its role."""
-    clients = clients_of(runs, round_)[["run", "role", "accuracy"]].dropna()
-    clients = clients.rename(columns={"role": "score", "accuracy": "value"})
+    """A row per run and client with a main score: the columns of `groups`, score and value."""
+    clients = clients_of(runs, round_)[["run", "score", "value"]].dropna()
     return clients.join(groups, on="run")
 
 
@@ -176,7 +175,7 @@ def as_table(comparison: Comparison) -> TextTable:
 
 def _columns(comparison: Comparison, lines: Sequence[Any]) -> dict[str, list[str]]:
     """The columns of `as_table` by title, a cell for each line."""
-    columns: dict[str, list[str]] = {"score": [SCORES[line.score] for line in lines]}
+    columns: dict[str, list[str]] = {"score": [column(line.score).title for line in lines]}
     for key in comparison.by:
         columns[key] = list(comparison.lines[key])
     columns["mean"] = [_measured(line) for line in lines]
@@ -185,11 +184,18 @@ def _columns(comparison: Comparison, lines: Sequence[Any]) -> dict[str, list[str
     # A single method has nothing to be compared with.
     if comparison.lines[comparison.by[0]].nunique() > 1:
         columns[f"less {comparison.against}"] = [_judged(line) for line in lines]
-    for name, title in SPREADS.items():
+    for name, title in spread_titles(comparison).items():
         columns[title] = [number(line, getattr(line, name)) for line in lines]
     columns["ε"] = list(comparison.lines["ε"])
     columns["seeds"] = [str(line.seeds) for line in lines]
     return columns
+
+
+def spread_titles(comparison: Comparison) -> dict[str, str]:
+    """The titles of `SPREADS`: where a line is an error, the unlucky clients are the highest."""
+    if all(sign_of(score) > 0 for score in comparison.lines.score):
+        return SPREADS
+    return SPREADS | {"lowest_tenth": "worst tenth"}
 
 
 def _not_evaluated(runs: "DataFrame") -> dict[str, list[str]]:
@@ -199,23 +205,27 @@ def _not_evaluated(runs: "DataFrame") -> dict[str, list[str]]:
 
 
 def side_by_side(
-    comparison: Comparison, key: str, scores: Sequence[str] = tuple(SCORES)
+    comparison: Comparison, key: str, scores: Sequence[str] | None = None
 ) -> TextTable:
-    """A column for each value of `key`, which must be in the comparison's `by`.
+    """A column for each value of `key`, which must be in the comparison's `by`; lines of these
+    scores alone, if they are given.
 
     A cell is mean ± deviation over seeds, ↑ or ↓ if it differs significantly from the reference in
     the same column, and the published value in brackets."""
-    lines = comparison.lines[comparison.lines.score.isin(scores)]
+    lines = comparison.lines
+    if scores is not None:
+        lines = lines[lines.score.isin(scores)]
     rest = [name for name in comparison.by if name != key]
     texts = [_cell(line) for line in lines.itertuples(index=False)]
-    cells = lines.assign(cell=texts, score=lines.score.map(SCORES))
+    titles = [column(score).title for score in lines.score]
+    cells = lines.assign(cell=texts, score=titles)
     wide = cells.set_index(["score", *rest, key])[["cell", "best"]].unstack(sort=False)
     values = sorted(wide.cell.columns, key=order)
     table = wide.cell[values].fillna(UNKNOWN)
     columns_before = 1 + len(rest)  # the score and the other settings
     best: set[tuple[int, int]] = set()
-    for row, column in np.argwhere(wide.best[values].eq(True).to_numpy()):
-        best.add((int(row), columns_before + int(column)))
+    for row, place in np.argwhere(wide.best[values].eq(True).to_numpy()):
+        best.add((int(row), columns_before + int(place)))
     notes = _notes(comparison, set())
     if lines.p.notna().any():
         notes.append(
@@ -268,13 +278,18 @@ def order(value: str) -> tuple[bool, Any]:
 
 
 def number(line: Any, value: float, *, sign: bool = False) -> str:
-    """A value of the line's score: accuracies with two digits, F1 with three; – for NaN."""
-    return number_cell(value, digits_of(line.score), signed=sign)
+    """A value of the line's score, with the decimals of its mean; – for NaN."""
+    return number_cell(value, digits_of(line), signed=sign)
 
 
-def digits_of(score: str) -> int:
-    """The decimals of a score in tables."""
-    return 3 if score in F1 else 2
+def digits_of(line: Any) -> int:
+    """The decimals of a line: two of accuracies, three of F1, four digits of errors."""
+    return column(line.score).decimals(line.mean)
+
+
+def sign_of(score: str) -> int:
+    """1 if more of a score is better, −1 if less is."""
+    return 1 if column(score).score.higher_is_better else -1
 
 
 def check_setting(runs: "DataFrame", key: str, option: str = "--by") -> None:
@@ -341,14 +356,21 @@ def split_of(config: Mapping[str, Any]) -> str:
 
 
 def spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
-    """Worst client, mean of the lowest tenth, deviation over clients: means over seeds."""
+    """Worst client, mean of the lowest tenth, deviation over clients: means over seeds. Of scores
+    of which less is better, the highest tenth."""
 
     def lowest_tenth(values: "Series") -> float:
         count = math.ceil(len(values) / 10)
         return float(values.nsmallest(count).mean())
 
-    by_seed = clients.groupby([*index, "split"]).value.agg(["min", lowest_tenth, "std"])
+    signs = clients.score.map(sign_of).astype(float)
+    clients = clients.assign(value=signs * clients.value, sign=signs)
+    groups = clients.groupby([*index, "split"])
+    by_seed = groups.value.agg(["min", lowest_tenth, "std"])
     by_seed = by_seed.fillna(0.0)  # the deviation of a single client
+    sign = groups.sign.first()
+    for name in ("min", "lowest_tenth"):
+        by_seed[name] = by_seed[name] * sign
     by_seed = by_seed.set_axis([*SPREADS], axis=1)
     return by_seed.groupby(index).mean()
 
@@ -387,7 +409,13 @@ def paired_t_pvalue(differences: "Series") -> float:
 def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
     """What the shown `columns` mean, and the conditions of the numbers."""
     runs, published = comparison.runs, comparison.published
-    notes = ["accuracy in %, F1 in [0, 1]"]
+    shown = [column(score).score for score in comparison.lines.score.unique()]
+    errors = any(score.in_units for score in shown)
+    notes = []
+    if not errors or any(score.in_percent for score in shown):
+        notes.append("accuracy in %, F1 in [0, 1]")
+    if errors:
+        notes.append("errors in the labels' unit: less is better")
     if (comparison.lines.seeds > 1).any():
         notes.append("± standard deviation over seeds")
     if f"less {comparison.against}" in columns:
@@ -396,7 +424,8 @@ def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
             f"{LEVEL}, not corrected for the number of rows"
         )
     if "worst" in columns:
-        notes.append("worst, lowest tenth, deviation: over clients, mean over seeds")
+        titles = ", ".join(spread_titles(comparison).values())
+        notes.append(f"{titles}: over clients, mean over seeds")
     for run in comparison.unscored.itertuples():
         spent = ""
         if not math.isnan(run.epsilon):
@@ -415,7 +444,7 @@ def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
 
 def _measured(line: Any) -> str:
     """``70.00 ± 1.00``; without deviation if there is one seed."""
-    return spread_cell(line.mean, line.deviation_over_seeds, digits_of(line.score))
+    return spread_cell(line.mean, line.deviation_over_seeds, digits_of(line))
 
 
 def _judged(line: Any) -> str:

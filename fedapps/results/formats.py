@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from math import isnan
+from math import floor, isnan, log10
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.table import Table
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FAILED = "failed"
 UNKNOWN = "–"
+MAX_DECIMALS = 9
 LEFT = ("score", "method")  # columns of words; the others are aligned to the right
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -60,6 +61,13 @@ def summarize(values: "Series") -> Summarized:
     """Mean and sample standard deviation of the values that are known."""
     known = values.dropna()
     return Summarized(float(known.mean()), float(known.std()))
+
+
+def decimals_of(value: float) -> int:
+    """The decimals that give a number of any size four significant digits; 2 for 0 and NaN."""
+    if isnan(value) or not value:
+        return 2
+    return min(max(3 - floor(log10(abs(value))), 0), MAX_DECIMALS)
 
 
 def number_cell(value: float, digits: int, *, signed: bool = False) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedapps.results.comparison import LEVEL, TEST, paired_t_pvalue, split_of, spreads
-from fedapps.results.formats import UNKNOWN, TextTable, seeds_cell
+from fedapps.results.formats import UNKNOWN, TextTable, decimals_of, seeds_cell, summarize
 from fedapps.results.runs import (
+    check_one_main_score,
     check_round,
     clients_of,
     failures,
@@ -35,33 +36,52 @@ NOVEL_SCORES = {
     "milliseconds": "median over evaluations, for a client",
     "kilobytes": "arrays to and from a client",
 }
+# The same where the labels are values. A gain is the reference's RMSE less the client's.
+OF_VALUES = {
+    "rmse": "mean RMSE in the labels' unit",
+    "gain": "mean decrease of the RMSE in the labels' unit",
+    "harmed": "clients in % whose RMSE is more than one percent higher",
+    "worst-decile": "mean RMSE of the highest tenth in the labels' unit",
+    "milliseconds": NOVEL_SCORES["milliseconds"],
+    "kilobytes": NOVEL_SCORES["kilobytes"],
+}
+BY_MAIN_SCORE = {"accuracy": NOVEL_SCORES, "rmse": OF_VALUES}
 # Points. A loss of exactly one point is no harm; float32 accuracies are off by some 1e-6.
 HARM = -1.0 - 1e-4
+# The factor of the reference's RMSE above which a client is harmed, and the same for float32.
+HARM_OF_VALUES = 1.01 * (1 + 1e-6)
 
 
 def novel_scores(runs: "DataFrame", round_: str = "best", against: str = "fedavg") -> "DataFrame":
-    """`NOVEL_SCORES` of each run, NaN where unknown; the reference is `against` on the run's split,
-    of several the one with the run's settings."""
+    """`NOVEL_SCORES` of each run, or `OF_VALUES`, NaN where unknown; the reference is `against` on
+    the run's split, of several the one with the run's settings. Raises ValueError for runs with
+    different main scores."""
+    main = check_one_main_score(runs)
     clients = clients_of(runs, round_)
-    clients = clients[clients.role == "novel"].dropna(subset="accuracy")
+    clients = clients[clients.role == "novel"].dropna(subset="value")
     clients = clients.join(_places(runs, against), on="run")
     reference = clients[clients.name == against]
     keys = ["split", "client"]
     if reference.settings.nunique() > 1:
         keys.append("settings")
-    reference = reference[[*keys, "accuracy"]]
+    reference = reference[[*keys, "value"]]
     clients = clients.merge(reference, "left", on=keys, suffixes=("", "_reference"))
     _warn_of_lost(clients, reference, keys, runs, against)
-    clients["gain"] = clients.accuracy - clients.accuracy_reference
-    clients["harmed"] = 100.0 * (clients.gain < HARM).where(clients.gain.notna())
-    scores = clients.groupby("run")[["accuracy", "gain", "harmed"]].mean()
-    accuracies = clients[["run", "split", "accuracy"]].rename(columns={"accuracy": "value"})
-    scores["worst-decile"] = spreads(accuracies, ["run"])["lowest_tenth"]
+    if main == "accuracy":
+        clients["gain"] = clients.value - clients.value_reference
+        harmed = clients.gain < HARM
+    else:
+        clients["gain"] = clients.value_reference - clients.value
+        harmed = clients.value > HARM_OF_VALUES * clients.value_reference
+    clients["harmed"] = 100.0 * harmed.where(clients.gain.notna())
+    scores = clients.groupby("run")[["value", "gain", "harmed"]].mean()
+    scores = scores.rename(columns={"value": main})
+    scores["worst-decile"] = spreads(clients, ["run"])["lowest_tenth"]
     for run in runs.itertuples():
         seconds, megabytes = _costs(run.folder)
         scores.loc[run.Index, "milliseconds"] = 1e3 * seconds
         scores.loc[run.Index, "kilobytes"] = 1e3 * megabytes
-    return scores.reindex(columns=[*NOVEL_SCORES]).astype(float)
+    return scores.reindex(columns=[*BY_MAIN_SCORE[main]]).astype(float)
 
 
 def _places(runs: "DataFrame", against: str) -> "DataFrame":
@@ -128,13 +148,15 @@ def gains_table(
         raise ValueError("all runs failed; there is nothing to show")
     runs = shortened(runs)
     check_reference([runs], against)
+    main = check_one_main_score(runs)
+    meanings = _meanings(main, scores)
     values = novel_scores(runs, round_, against)
     rows = []
     for method, group in runs.groupby("method", sort=False):
-        cells = [_cell(values.loc[group.index, score], score) for score in scores]
+        cells = [_cell(values.loc[group.index, score], score, main) for score in scores]
         rows.append([str(method), *cells, str(len(group))])
     title = f"{federation_of(runs)}: novel clients, against {against}"
-    return TextTable(title, ["method", *scores, "seeds"], rows, _notes(scores))
+    return TextTable(title, ["method", *scores, "seeds"], rows, _notes(meanings))
 
 
 def scenarios_table(
@@ -144,20 +166,26 @@ def scenarios_table(
     against: str = "",
 ) -> TextTable:
     """A row for each method, a column for each of the `scenarios`. Raises ValueError for an unknown
-    score or round, and where no scenario has a run called `against`."""
+    score or round, where no scenario has a run called `against`, and where the scenarios have
+    different main scores."""
+    import pandas
+
     _check([score], round_)
     against = against or "fedavg"
     check_reference(runs_by_scenario.values(), against)
+    main = check_one_main_score(pandas.concat([*runs_by_scenario.values()]))
+    meanings = _meanings(main, [score])
     cells: dict[str, dict[str, str]] = {}  # by method and scenario
     for scenario, runs in runs_by_scenario.items():
         values = novel_scores(runs, round_, against)[score]
         for method, group in runs.groupby("method", sort=False):
-            cells.setdefault(str(method), {})[scenario] = _cell(values[group.index], score)
+            cell = _cell(values[group.index], score, main)
+            cells.setdefault(str(method), {})[scenario] = cell
     rows = []
     for method, by_scenario in cells.items():
         rows.append([method, *(by_scenario.get(name, UNKNOWN) for name in runs_by_scenario)])
     title = f"{score} of novel clients by scenario, against {against}"
-    return TextTable(title, ["method", *runs_by_scenario], rows, _notes([score]))
+    return TextTable(title, ["method", *runs_by_scenario], rows, _notes(meanings))
 
 
 def scenarios(folder: Path) -> tuple[dict[str, "DataFrame"], list[str]]:
@@ -210,9 +238,20 @@ def shortened(runs: "DataFrame") -> "DataFrame":
 
 def _check(scores: Sequence[str], round_: str) -> None:
     check_round(round_)
-    unknown = [score for score in scores if score not in NOVEL_SCORES]
+    known = NOVEL_SCORES | OF_VALUES
+    unknown = [score for score in scores if score not in known]
     if unknown:
-        raise ValueError(f"unknown score {unknown[0]!r}; known: {', '.join(NOVEL_SCORES)}")
+        raise ValueError(f"unknown score {unknown[0]!r}; known: {', '.join(known)}")
+
+
+def _meanings(main: str, scores: Sequence[str]) -> dict[str, str]:
+    """What the asked scores are for runs with this main score. Raises ValueError for a score that
+    they do not have."""
+    known = BY_MAIN_SCORE[main]
+    for score in scores:
+        if score not in known:
+            raise ValueError(f"the runs have no {score}; their scores: {', '.join(known)}")
+    return {score: known[score] for score in scores}
 
 
 def check_reference(frames: Iterable["DataFrame"], against: str) -> None:
@@ -225,9 +264,11 @@ def check_reference(frames: Iterable["DataFrame"], against: str) -> None:
         raise ValueError(f"no run of {against!r} to compare with; --against takes one of {known}")
 
 
-def _cell(values: "Series", score: str) -> str:
+def _cell(values: "Series", score: str, main: str) -> str:
     """``1.20 ± 0.30``, of a gain also its p."""
-    text = seeds_cell(values, 2)
+    in_units = main != "accuracy" and score in (main, "gain", "worst-decile")
+    decimals = decimals_of(summarize(values).mean) if in_units else 2
+    text = seeds_cell(values, decimals)
     if score != "gain":
         return text
     p = paired_t_pvalue(values.dropna())
@@ -236,8 +277,8 @@ def _cell(values: "Series", score: str) -> str:
     return f"{text} (p {p:.2g})" if p < LEVEL else f"{text} n.s."
 
 
-def _notes(scores: Sequence[str]) -> str:
-    notes = [f"{score}: {NOVEL_SCORES[score]}" for score in scores]
-    if "gain" in scores:
+def _notes(meanings: Mapping[str, str]) -> str:
+    notes = [f"{score}: {meaning}" for score, meaning in meanings.items()]
+    if "gain" in meanings:
         notes.append(f"p: {TEST}; n.s.: p ≥ {LEVEL}")
     return "; ".join([*notes, "± standard deviation over seeds"])

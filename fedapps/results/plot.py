@@ -16,7 +16,14 @@ from fedapps.common.new_files import replaced
 from fedapps.console import visible
 from fedapps.results import check_ending
 from fedapps.results.comparison import compare, order
-from fedapps.results.runs import F1, ROLES, SCORES, clients_of, rounds_of
+from fedapps.results.runs import (
+    MAIN_KEYS,
+    check_one_main_score,
+    clients_of,
+    column,
+    rounds_of,
+    score_keys,
+)
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,15 +41,15 @@ MARKERS = "os^Dv*PX<"  # 9 markers and 7 colours: the eighth line differs from t
 
 
 def curves(runs: "DataFrame", points: int = 1000) -> "Figure":
-    """Accuracy by round, the mean over seeds and their range; F1 if there is no accuracy."""
+    """The main score by round, the mean over seeds and their range; F1 if there is no accuracy."""
     from matplotlib.ticker import MaxNLocator
 
     rounds = rounds_of(runs, points)
-    figure, axes = _panels([role for role in ROLES if rounds[role].notna().any()])
+    figure, axes = _panels([key for key in MAIN_KEYS if rounds[key].notna().any()])
     styles = dict(zip(runs.method.unique(), line_styles(), strict=False))
-    for role, axis in axes.items():
-        for method, scores in rounds.dropna(subset=role).groupby("method", sort=False):
-            means = scores.groupby("round")[role].agg(["mean", "min", "max"])
+    for key, axis in axes.items():
+        for method, scores in rounds.dropna(subset=key).groupby("method", sort=False):
+            means = scores.groupby("round")[key].agg(["mean", "min", "max"])
             style = styles[method]
             every = math.ceil(len(means) / MARKED)
             (line,) = axis.plot(means["mean"], label=shown(method), markevery=every, **style)
@@ -57,12 +64,12 @@ def curves(runs: "DataFrame", points: int = 1000) -> "Figure":
 
 
 def swept(runs: "DataFrame", key: str) -> "Figure":
-    """Accuracy against a swept setting, ± deviation over seeds; a line per method."""
+    """Each score against a swept setting, ± deviation over seeds; a line per method."""
     lines = compare(runs, by=["method", key]).lines
     values = sorted(lines[key].unique(), key=order)
     if len(values) < 2:
         raise ValueError(f"the runs have a single value of {key}: {', '.join(values)}")
-    figure, axes = _panels([score for score in SCORES if score in set(lines.score)])
+    figure, axes = _panels([score for score in score_keys(runs) if score in set(lines.score)])
     # Numbers stand at their values; if one value is a word, all stand at equal distances.
     words = any(order(value)[0] for value in values)
     places: dict[str, float] = {}
@@ -85,15 +92,15 @@ def swept(runs: "DataFrame", key: str) -> "Figure":
 
 
 def clients(runs: "DataFrame") -> "Figure":
-    """Each client's accuracy as a dot, quartiles as a box; all seeds together."""
-    dots = clients_of(runs).dropna(subset="accuracy")
-    figure, axes = _panels([role for role in ROLES if (dots.role == role).any()])
+    """Each client's main score as a dot, quartiles as a box; all seeds together."""
+    dots = clients_of(runs).dropna(subset="value")
+    figure, axes = _panels([key for key in MAIN_KEYS if (dots.score == key).any()])
     names = list(runs.method.unique())
-    for role, axis in axes.items():
-        for method, group in dots[dots.role == role].groupby("method", sort=False):
+    for key, axis in axes.items():
+        for method, group in dots[dots.score == key].groupby("method", sort=False):
             place = names.index(method)
             box = axis.boxplot(
-                [group.accuracy],
+                [group.value],
                 positions=[place],
                 widths=0.6,
                 showfliers=False,
@@ -101,7 +108,7 @@ def clients(runs: "DataFrame") -> "Figure":
             )
             points = axis.scatter(
                 place + np.linspace(-0.2, 0.2, len(group)),
-                group.accuracy,
+                group.value,
                 s=9,
                 zorder=3,  # above the box, so that a page's reader can click it
                 color=COLOURS[place % len(COLOURS)],
@@ -115,14 +122,17 @@ def clients(runs: "DataFrame") -> "Figure":
 
 
 def gain(folder: Path, against: str = "fedavg") -> "Figure":
-    """Novel clients' mean gain in points in each subfolder's runs, ± deviation over seeds; a line
-    per method. Raises ValueError where no subfolder holds runs."""
+    """Novel clients' mean gain in each subfolder's runs, ± deviation over seeds; a line per method.
+    Raises ValueError where no subfolder holds runs, and where their gains have different units."""
+    import pandas
     from matplotlib.figure import Figure
 
     from fedapps.results.gains import check_reference, novel_scores, scenarios
 
     runs_by_scenario, _ = scenarios(folder)
     check_reference(runs_by_scenario.values(), against)
+    main = check_one_main_score(pandas.concat([*runs_by_scenario.values()]))
+    unit = "points" if main == "accuracy" else "the labels' unit"
     names = list(runs_by_scenario)
     # Mean and deviation by method and by the scenario's place; a method may lack scenarios.
     lines: dict[str, dict[int, tuple[float, float]]] = {}
@@ -134,7 +144,7 @@ def gain(folder: Path, against: str = "fedavg") -> "Figure":
     figure = Figure(figsize=(1.5 * len(names) + 4, 4), layout="constrained")
     axis = figure.subplots()
     axis.grid(alpha=0.3)
-    axis.set_ylabel(f"gain on {shown(against)} in points")
+    axis.set_ylabel(f"gain on {shown(against)} in {unit}")
     styles = line_styles()
     for number, (method, cells) in enumerate(lines.items()):
         shift = 0.6 * (number / max(len(lines) - 1, 1) - 0.5)  # so that bars do not cover others
@@ -158,10 +168,10 @@ def matrix(values: np.ndarray, rows: str, columns: str, title: str = "") -> "Fig
     figure.colorbar(image)
     if values.size > MAX_NUMBERED_CELLS:
         return figure
-    for (row, column), value in np.ndenumerate(values):
+    for (row, place), value in np.ndenumerate(values):
         text = f"{value:.2f}".removeprefix("0") if value else ""
         colour = "white" if value > 0.5 else "black"
-        axis.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+        axis.text(place, row, text, ha="center", va="center", fontsize=7, color=colour)
     return figure
 
 
@@ -217,18 +227,34 @@ def _name(runs: "DataFrame", method: str, *artists: Any) -> None:
 
 
 def _panels(names: Sequence[str]) -> tuple["Figure", dict[str, "Axes"]]:
-    """A panel for each score. Raises ValueError if there is none."""
+    """A panel for each score; those of one kind and unit share their axis. Raises ValueError if
+    there is none."""
     from matplotlib.figure import Figure
 
     if not names:
         raise ValueError("no run has the numbers for this figure")
     figure = Figure(figsize=(5 * len(names), 4), layout="constrained")
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for axis, name in zip(panels, names, strict=True):
-        axis.set_title(SCORES[name])
+    labels = [_axis_label(name) for name in names]
+    panels = figure.subplots(1, len(names), sharey=len(set(labels)) == 1, squeeze=False)[0]
+    first: dict[str, Axes] = {}  # panel by label
+    for axis, name, label in zip(panels, names, labels, strict=True):
+        axis.set_title(shown(column(name).title))
         axis.grid(alpha=0.3)
-    panels[0].set_ylabel("F1" if names[0] in F1 else "accuracy in %")
+        if label in first and len(set(labels)) > 1:
+            axis.sharey(first[label])
+        elif label not in first:
+            axis.set_ylabel(label)
+        first.setdefault(label, axis)
     return figure, dict(zip(names, panels, strict=True))
+
+
+def _axis_label(key: str) -> str:
+    """What the axis of a score shows, with its unit."""
+    score = column(key).score
+    if score.in_percent:
+        return f"{score.text} in %"
+    name = shown(score.short or score.text)
+    return f"{name} in the labels' unit" if score.in_units else name
 
 
 def _legend(figure: "Figure", axes: Mapping[str, "Axes"]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """A bar per job with its rounds, loss and last accuracies or F1, and a bar for all jobs with
+    """A bar per job with its rounds, loss and last scores, and a bar for all jobs with
     the time left when `parallel` jobs run side by side. Use as a context.
 
     A console that is no terminal, as in a batch job's log, gets a line for each evaluation at
@@ -115,6 +115,8 @@ def shown(report: dict[str, Any]) -> dict[str, str]:
     for role, word in (("train", "training"), ("novel", "novel")):
         if (accuracy := numbers.get(f"{role}-accuracy")) is not None:
             news[role] = f"{word} {100 * accuracy:.1f} %"
+        elif (error := numbers.get(f"{role}-rmse")) is not None:
+            news[role] = f"{word} RMSE {error:.4g}"
     if "train-f1" in numbers:
         news["f1"] = f"F1 {numbers['train-f1']:.3f}"
     if report.get("undone"):

@@ -4,6 +4,7 @@
     at = { num-clients = 10 }        # settings that select this column of the paper's table
     train = { fedavg = 95.06 }       # accuracy in % of the training clients, by method
     novel = { fedavg = 94.69 }       # … of novel clients; "test" of test samples; "f1", "f1-users"
+    train-rmse = { fedavg = 53.4 }   # errors of values in their unit, "novel-rmse", "test-rmse"
 
 A single column is a plain ``[published]`` without `at`."""
 

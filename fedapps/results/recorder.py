@@ -15,7 +15,7 @@ from clients.core.arrays import Arrays
 from fedapps.common.errors import described, error_line, is_sentence
 from fedapps.common.external_code import named
 from fedapps.common.new_files import remove_folder
-from fedapps.common.tasks import AUTO, goodness, main_score
+from fedapps.common.tasks import goodness, main_score, reported_name
 from fedapps.files import (
     ERRORS,
     PRIVACY,
@@ -190,9 +190,9 @@ class Recorder:
         best = self._best.get(role)
         if best is None or strategy.report_last_round:
             return True
-        metric = str(self.config["selection-metric"])
-        if metric == AUTO:
-            metric = main_score(evaluation["train"]).name
+        selected = str(self.config["selection-metric"])
+        reported = (key.replace("_", "-") for key in evaluation["train"])
+        metric = reported_name(selected, reported)
         best_score = _selection_score(role, best["train"], metric)
         score = _selection_score(role, evaluation["train"], metric)
         if best_score is None:

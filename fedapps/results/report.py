@@ -16,7 +16,17 @@ from fedapps.files import write_text
 from fedapps.results import plot
 from fedapps.results.comparison import SHOTS, compare, several, side_by_side
 from fedapps.results.formats import UNKNOWN, TextTable, mean_cell, number_cell
-from fedapps.results.runs import ROLES, clients_of, failures, read_rounds, rounds_of
+from fedapps.results.runs import (
+    MAIN,
+    MAIN_KEYS,
+    Column,
+    clients_of,
+    column,
+    failures,
+    main_scores,
+    read_rounds,
+    rounds_of,
+)
 from fedapps.results.table import results
 from fedapps.settings.config import defaults
 
@@ -65,7 +75,7 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
     if len(rounds_of(runs, points)):
         curves = plot.as_svg(plot.curves(runs, points))
     dots = ""
-    if clients_of(with_clients).accuracy.notna().any():
+    if clients_of(with_clients).value.notna().any():
         dots = plot.as_svg(plot.clients(with_clients))
     clients = client_rows(with_clients)
     client_ids = {row[0] for row in clients}
@@ -75,10 +85,11 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
         "shots": _shots(runs),
         "methods": list(zip(runs.method.unique(), plot.line_styles(), strict=False)),
         "curves": curves,
-        "rounds": [_by_round(rounds, role) for role in ROLES],
+        "rounds": [_by_round(rounds, key) for key in MAIN_KEYS],
         "f1": f1_by_type(runs),
         "dots": dots,
         "clients": clients,
+        "client_columns": client_columns(runs),
         "client_ids": sorted(client_ids, key=_numbers_first),
         "costs": costs(runs),
         "settings": _settings(runs),
@@ -88,18 +99,25 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
 
 
 def client_rows(runs: "DataFrame") -> list[list[str]]:
-    """Client, method, seed, role, samples, accuracy at the reported and at the last round, rank."""
-    last = clients_of(runs, "last")[["run", "client", "accuracy"]]
-    last = last.rename(columns={"accuracy": "last_accuracy"})
+    """Client, method, seed, role, samples, main score at the reported and at the last round, and
+    rank, 1 for the best."""
+    last = clients_of(runs, "last")[["run", "client", "value"]]
+    last = last.rename(columns={"value": "last_value"})
     clients = clients_of(runs).merge(last, "left", ["run", "client"])
-    accuracies = clients.groupby(["run", "role"]).accuracy
-    clients["rank"] = accuracies.rank("min", ascending=False)
-    clients["ranked"] = accuracies.transform("count")
+    named = len(main_scores(runs)) > 1
+    clients["goodness"] = [
+        column(key).score.goodness(value)
+        for key, value in zip(clients.score, clients.value, strict=True)
+    ]
+    places = clients.groupby(["run", "role"]).goodness
+    clients["rank"] = places.rank("min", ascending=False)
+    clients["ranked"] = places.transform("count")
     rows = []
     for client in clients.itertuples(index=False):
         rank = UNKNOWN
         if not isnan(client.rank):
             rank = f"{client.rank:.0f} of {client.ranked}"
+        shown = column(client.score)
         rows.append(
             [
                 client.client,
@@ -107,12 +125,37 @@ def client_rows(runs: "DataFrame") -> list[list[str]]:
                 str(client.seed),
                 client.role,
                 str(client.examples),
-                number_cell(client.accuracy, 2),
-                number_cell(client.last_accuracy, 2),
+                _client_cell(shown, client.value, named),
+                _client_cell(shown, client.last_value, named),
                 rank,
             ]
         )
     return rows
+
+
+def _client_cell(shown: Column, value: float, named: bool) -> str:
+    """A client's score; `named` where the page has several scores."""
+    text = number_cell(value, shown.decimals(value))
+    return f"{text} {shown.score.short or shown.score.text}" if named else text
+
+
+def client_columns(runs: "DataFrame") -> list[str]:
+    """The heads of `client_rows` without the client's."""
+    names = main_scores(runs)
+    columns = ["method", "seed", "role", "samples"]
+    if names == ["accuracy"]:
+        columns += ["accuracy, %", "last round, %"]
+    elif len(names) == 1:
+        columns += [_heading(names[0]), "last round"]
+    else:
+        columns += ["main score", "last round"]
+    return [*columns, "rank"]
+
+
+def _heading(name: str) -> str:
+    """A main score as the head of a column."""
+    score = column(MAIN[name]["train"]).score
+    return score.short or score.text
 
 
 def f1_by_type(runs: "DataFrame") -> tuple[list[str], list[tuple[str, list[float | None]]]]:
@@ -159,28 +202,31 @@ def costs(runs: "DataFrame") -> list[dict[str, Any]]:
     return rows
 
 
-def _by_round(rounds: "DataFrame", role: str) -> TextTable:
+def _by_round(rounds: "DataFrame", key: str) -> TextTable:
     """Mean and range over seeds, a row per round and a column per method."""
-    scores = rounds.dropna(subset=role).groupby(["round", "method"], sort=False)[role]
+    shown = column(key)
+    scores = rounds.dropna(subset=key).groupby(["round", "method"], sort=False)[key]
     cells: dict[int, dict[str, str]] = {}  # by round and method
     methods: dict[str, None] = {}  # in the order of their first scores
     for (round_, method), values in scores:
-        text = mean_cell(values, 2)
+        digits = shown.decimals(values.mean())
+        text = mean_cell(values, digits)
         if len(values) > 1:
-            text += f" ({number_cell(values.min(), 2)} – {number_cell(values.max(), 2)})"
+            text += f" ({number_cell(values.min(), digits)} – {number_cell(values.max(), digits)})"
         cells.setdefault(round_, {})[method] = text
         methods[method] = None
     rows = []
     for round_, by_method in sorted(cells.items()):
         rows.append([str(round_), *(by_method.get(method, UNKNOWN) for method in methods)])
-    return TextTable("", ["round", *methods], rows, f"{ROLES[role]}, %; range over seeds")
+    unit = ", %" if shown.score.in_percent else ""
+    return TextTable("", ["round", *methods], rows, f"{shown.title}{unit}; range over seeds")
 
 
 def _shots(runs: "DataFrame") -> TextTable | None:
     """Novel clients by the labels that they show; None if all runs are alike in it."""
     if not several(runs, SHOTS):
         return None
-    return side_by_side(compare(runs, by=["method", SHOTS]), SHOTS, ["novel"])
+    return side_by_side(compare(runs, by=["method", SHOTS]), SHOTS, ["novel", "novel-rmse"])
 
 
 def _settings(runs: "DataFrame") -> TextTable:

@@ -5,11 +5,15 @@ Whatever cannot be read is left out, and described in one sentence."""
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from fedapps.common.tasks import SCORES as OF_TASKS
+from fedapps.common.tasks import Score, own_score_name, score_named
+from fedapps.results.cells import decimals_of
 from fedapps.results.schema import (
     Evaluation,
     Failure,
@@ -29,8 +33,55 @@ if TYPE_CHECKING:
     from fedapps.engines.job_pool import Job
 
 ROLES = {"train": "training clients", "novel": "novel clients"}
-SCORES = ROLES | {"test": "test samples", "f1": "F1", "f1-users": "F1, users"}
-F1 = ("f1", "f1-users")  # in [0, 1]; the other scores are accuracies in %
+SHORT_ROLES = {"train": "training", "novel": "novel"}
+ACCURACY, RMSE = OF_TASKS["accuracy"], OF_TASKS["rmse"]
+F1 = Score("f1", "F1")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number that tables and figures show of runs: the `metric` of a group of clients."""
+
+    role: str
+    metric: str
+    title: str
+    score: Score
+
+    def decimals(self, value: float) -> int:
+        """How many decimals tables print of such a value."""
+        if self.score.any_size:
+            return decimals_of(value)
+        return 2 if self.score.in_percent else 3
+
+
+def _columns(*names: str) -> dict[str, Column]:
+    """The columns of both groups' scores of these names beside the main ones, by their keys."""
+    columns: dict[str, Column] = {}
+    for name in names:
+        score = score_named(name)
+        for role, title in SHORT_ROLES.items():
+            columns[f"{role}-{name}"] = Column(role, name, f"{title}, {score.text}", score)
+    return columns
+
+
+# By their keys in tables, figures and [published].
+SCORES = {
+    "train": Column("train", "accuracy", "training clients", ACCURACY),
+    "novel": Column("novel", "accuracy", "novel clients", ACCURACY),
+    "test": Column("train", "test-accuracy", "test samples", ACCURACY),
+    "f1": Column("train", "f1", "F1", F1),
+    "f1-users": Column("train", "f1-users", "F1, users", F1),
+    "train-rmse": Column("train", "rmse", "training clients, RMSE", RMSE),
+    "novel-rmse": Column("novel", "rmse", "novel clients, RMSE", RMSE),
+    "test-rmse": Column("train", "test-rmse", "test samples, RMSE", RMSE),
+    **_columns("r2", "micro-f1", "macro-f1"),
+}
+# The keys of main scores by role, and by the score's name.
+MAIN = {
+    "accuracy": {"train": "train", "novel": "novel"},
+    "rmse": {"train": "train-rmse", "novel": "novel-rmse"},
+}
+MAIN_KEYS = ("train", "novel", "train-rmse", "novel-rmse")
 ROUNDS = ("best", "last")
 BOUND = ("training-error", "half-distance", "bound")  # terms of ODPFL-HN's bound and their sum
 NUMBERS = (
@@ -46,8 +97,9 @@ NUMBERS = (
     "epsilon",
     "delta",
 )
+# Settings in which runs of one row may differ.
 UNNAMED = {*CIRCUMSTANCES, "method", "seed", "from-dir", "data-dir", "device", "stacked-clients",
-           "callbacks", "versions"}  # settings in which runs of one row may differ  # fmt: skip
+           "callbacks", "scores", "versions"}  # fmt: skip
 
 
 def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", list[str]]:
@@ -139,8 +191,8 @@ def read_rounds(folder: Path) -> list[Round]:
 
 
 def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
-    """A row per run and evaluated round, at most `points` rounds of each run: accuracies in % by
-    role, F1 if there is no accuracy."""
+    """A row per run and evaluated round, at most `points` rounds of each run: `MAIN_KEYS`, which
+    are accuracies in % by role, F1 in % if there is no accuracy, and RMSE in the labels' unit."""
     from pandas import DataFrame
 
     rows = []
@@ -153,14 +205,18 @@ def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
             for role in ROLES:
                 f1 = report.evaluation.get(f"{role}-f1")
                 row[role] = report.evaluation.get(f"{role}-accuracy", f1)
+                row[f"{role}-rmse"] = report.evaluation.get(f"{role}-rmse")
             rows.append(row)
-    frame = DataFrame(rows, columns=["method", "seed", "round", *ROLES])
-    frame[[*ROLES]] = 100 * frame[[*ROLES]].astype(float)
-    return frame.dropna(subset=[*ROLES], how="all")
+    frame = DataFrame(rows, columns=["method", "seed", "round", *MAIN_KEYS])
+    frame[[*MAIN_KEYS]] = frame[[*MAIN_KEYS]].astype(float)
+    frame[[*ROLES]] = 100 * frame[[*ROLES]]
+    return frame.dropna(subset=[*MAIN_KEYS], how="all")
 
 
 def clients_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
-    """A row per run and evaluated client, accuracies in %; `run` is the run's index in `runs`."""
+    """A row per run and evaluated client: the `value` of its main score, accuracies in % and RMSE
+    in the labels' unit, under the `score`'s key in `MAIN_KEYS`. `run` is the run's index in
+    `runs`."""
     from pandas import DataFrame
 
     rows = []
@@ -169,11 +225,52 @@ def clients_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
         if evaluation is None:
             continue
         for name, client in evaluation.per_client.items():
-            scores = (client.role, client.accuracy, client.examples)
+            main = client.main
+            value = None if client.score is None else main.shown(client.score)
+            scores = (client.role, client.examples, MAIN[main.name][client.role], value)
             rows.append((run.Index, run.method, run.seed, name, *scores))
-    columns = ["run", "method", "seed", "client", "role", "accuracy", "examples"]
+    columns = ["run", "method", "seed", "client", "role", "examples", "score", "value"]
     frame = DataFrame(rows, columns=columns)
-    return frame.assign(accuracy=100 * frame.accuracy.astype(float))
+    return frame.assign(value=frame.value.astype(float))
+
+
+def column(key: str) -> Column:
+    """What the runs' column ``best KEY`` or ``last KEY`` holds: one of `SCORES`, or a user's own
+    score, whose key is ``train-NAME`` or ``novel-NAME``."""
+    if key in SCORES:
+        return SCORES[key]
+    role, _, name = key.partition("-")
+    score = score_named(name)
+    return Column(role, name, f"{SHORT_ROLES[role]}, {score.text}", score)
+
+
+def score_keys(runs: "DataFrame") -> list[str]:
+    """The keys of the scores that the runs' frame has: `SCORES`, then users' own."""
+    first = ROUNDS[0]
+    columns = [name for name in runs.columns if name.startswith(f"{first} ")]
+    return [name.removeprefix(f"{first} ") for name in columns]
+
+
+def main_scores(runs: "DataFrame") -> list[str]:
+    """The names of the main scores of the runs' tasks, "accuracy" first; if no run was evaluated,
+    that one alone."""
+    present = set(runs.main)
+    return [name for name in MAIN if name in present] or ["accuracy"]
+
+
+def check_one_main_score(runs: "DataFrame") -> str:
+    """The name of the runs' main score. Raises ValueError if they have several."""
+    names = main_scores(runs)
+    if len(names) > 1:
+        parts = []
+        for name in names:
+            methods = ", ".join(runs.method[runs.main == name].unique())
+            parts.append(f"{OF_TASKS[name].text} ({methods})")
+        raise ValueError(
+            f"the runs have tasks with different main scores, {' and '.join(parts)}: their gains "
+            "have no common unit; show the runs of each task by themselves"
+        )
+    return names[0]
 
 
 def own_settings(label: str) -> dict[str, str]:
@@ -266,9 +363,11 @@ def _row(method: str, config: Any, folder: Path, error: str, result: Any) -> dic
         "error": error,
         "summary": summary,
         "label": result.name if result is not None else "",
+        "main": _main_score(summary),
     }
+    own = _own_names(config)
     for round_ in ROUNDS:
-        for score, value in _scores(_evaluation(summary, round_)).items():
+        for score, value in _scores(_evaluation(summary, round_), own).items():
             row[f"{round_} {score}"] = value
     if summary is not None:
         row |= _totals(summary)
@@ -318,24 +417,44 @@ def _evaluation(summary: Summary | None, round_: str) -> Evaluation | None:
     return summary
 
 
-def _scores(evaluation: Evaluation | None) -> dict[str, float | None]:
-    """`SCORES` of an evaluation: accuracies in %, F1 in [0, 1]; None if unknown."""
-    train: Rates = {}
-    novel: Rates = {}
+def _scores(evaluation: Evaluation | None, own: Sequence[str]) -> dict[str, float | None]:
+    """`SCORES` of an evaluation, and the user's `own`: accuracies in %, F1 in [0, 1], errors in the
+    labels' unit; None if unknown."""
+    groups: dict[str, Rates] = {"train": {}, "novel": {}}
     if evaluation is not None:
-        train = evaluation.train or {}
-        novel = evaluation.novel or {}
-    return {
-        "train": _percent(train.get("accuracy")),
-        "novel": _percent(novel.get("accuracy")),
-        "test": _percent(train.get("test-accuracy")),
-        "f1": train.get("f1"),
-        "f1-users": train.get("f1-users"),
-    }
+        groups = {"train": evaluation.train or {}, "novel": evaluation.novel or {}}
+    # Macro F1 is a score of tables where the task has several labels; elsewhere it chooses rounds.
+    has_labels = any("micro-f1" in group for group in groups.values())
+    scores: dict[str, float | None] = {}
+    for key, shown in SCORES.items():
+        value = groups[shown.role].get(shown.metric)
+        if value is None or (shown.metric == "macro-f1" and not has_labels):
+            scores[key] = None
+        else:
+            scores[key] = shown.score.shown(value)
+    for name in own:
+        for role, group in groups.items():
+            for reported in (name, f"-{name}"):
+                if reported in group:
+                    scores[f"{role}-{reported}"] = group[reported]
+    return scores
 
 
-def _percent(rate: float | None) -> float | None:
-    return None if rate is None else 100 * rate
+def _own_names(config: Mapping[str, Any]) -> list[str]:
+    """The names of the user's own scores in a run's configuration, as summaries have them."""
+    references = str(config.get("scores", "")).split(",")
+    return [own_score_name(word.strip()) for word in references if word.strip()]
+
+
+def _main_score(summary: Summary | None) -> str:
+    """The name of the main score of a run's task; "" for a run that was not evaluated."""
+    if summary is None:
+        return ""
+    groups = (summary.train, summary.novel, summary.last.train, summary.last.novel)
+    for name in MAIN:
+        if any(group and group.get(name) is not None for group in groups):
+            return name
+    return next(name for name in MAIN if name in summary.train)
 
 
 def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
@@ -343,10 +462,16 @@ def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
 
     _tell_apart(rows)
     _rename(rows)
-    columns = ["method", "variant", "seed", "name", "folder", "config", "error", "summary"]
+    columns = ["method", "variant", "seed", "name", "folder", "config", "error", "summary", "main"]
+    keys = dict.fromkeys(SCORES)
+    for row in rows:
+        for name in row:
+            round_, _, key = name.partition(" ")
+            if round_ in ROUNDS and key:
+                keys[key] = None
     numbers = []
     for round_ in ROUNDS:
-        numbers += [f"{round_} {score}" for score in SCORES]
+        numbers += [f"{round_} {key}" for key in keys]
     numbers += NUMBERS
     frame = DataFrame(rows, columns=[*columns, *numbers, "generator", "terms"], dtype=object)
     return frame.astype(dict.fromkeys(numbers, float))

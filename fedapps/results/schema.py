@@ -9,9 +9,19 @@ ignored. docs/reference/run-folder.md says what the keys mean."""
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from fedapps.common.tasks import TASKS, Score, main_score
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -27,17 +37,18 @@ def metric_names(scores: Mapping[str, T]) -> dict[str, T]:
 
 
 Rate = Annotated[float | None, AfterValidator(_finite)]  # NaN counts as unknown
-# Accuracies and other metrics of a group of clients.
+MAIN_SCORES = frozenset(task.main.name for task in TASKS.values())
+# Metrics of a group of clients: that of the task's main score, and others.
 Rates = Annotated[dict[str, Rate], AfterValidator(metric_names)]
 
 
-def _with_accuracy(rates: Rates) -> Rates:
-    if "accuracy" not in rates:
-        raise ValueError("it has no accuracy")
+def _with_main_score(rates: Rates) -> Rates:
+    if not MAIN_SCORES & rates.keys():
+        raise ValueError(f"it has no {' or '.join(sorted(MAIN_SCORES))}")
     return rates
 
 
-GroupResult = Annotated[Rates, AfterValidator(_with_accuracy)]
+GroupResult = Annotated[Rates, AfterValidator(_with_main_score)]
 
 
 class Model(BaseModel):
@@ -50,8 +61,26 @@ class ClientResult(Model):
     """A client at one evaluation."""
 
     role: Literal["train", "novel"]
-    accuracy: Rate
+    accuracy: Rate = None
+    rmse: Rate = None  # in the place of the accuracy where the labels are values
     examples: Count
+
+    @model_validator(mode="after")
+    def _has_main_score(self) -> Self:
+        if not MAIN_SCORES & self.model_fields_set:
+            raise ValueError(f"it has no {' or '.join(sorted(MAIN_SCORES))}")
+        return self
+
+    @property
+    def main(self) -> Score:
+        """The main score of the client's task."""
+        return main_score(self.model_fields_set)
+
+    @property
+    def score(self) -> float | None:
+        """The value of the `main` score, None if it is unknown."""
+        value: float | None = getattr(self, self.main.name)
+        return value
 
 
 class Evaluation(Model):

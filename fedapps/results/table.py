@@ -11,13 +11,19 @@ from fedapps.results.formats import (
     number_cell,
     seeds_cell,
     spread_cell,
+    summarize,
 )
 from fedapps.results.runs import (
+    MAIN,
+    SCORES,
     at_saved_model,
+    column,
     differing,
     federation_of,
     label_without,
+    main_scores,
     other_rounds,
+    score_keys,
 )
 from fedapps.settings.config import effective
 
@@ -25,12 +31,20 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+# What the columns of each main score hold.
+MEANINGS = {"accuracy": "accuracy in %", "rmse": "RMSE in the labels' unit"}
+# Scores beside the main ones, in the order of their columns.
+FURTHER = ("train-r2", "novel-r2", "train-micro-f1", "novel-micro-f1", "train-macro-f1",
+           "novel-macro-f1")  # fmt: skip
+
+
 def results(runs: "DataFrame") -> TextTable:
     """A row per method; several seeds as mean ± standard deviation over seeds. A common setting in
     which runs differ has a column.
 
-    Columns that would be empty are left out: accuracies if no client has validation samples but F1
-    is known, and everything about novel clients if there are none."""
+    The main score of each task has columns of its own. Columns that would be empty are left out:
+    accuracies if no client has validation samples but F1 is known, and everything about novel
+    clients if there are none."""
     settings = differing(runs)
     columns = _columns(runs, settings)
     over_seeds = runs.seed.nunique() > 1
@@ -47,22 +61,25 @@ def results(runs: "DataFrame") -> TextTable:
             cells[first_number] = FAILED
         rows.append([cells.get(column, "") for column in columns])
     notes = _notes(runs, columns, over_seeds)
+    shown = [MEANINGS[name] for name in MAIN if SCORES[MAIN[name]["train"]].title in columns]
     meaning = "last round"
-    if "training clients" in columns:
-        meaning = "accuracy in %, at the round that is best on validation"
+    if shown:
+        meaning = f"{', '.join(shown)}, at the round that is best on validation"
     return TextTable(f"{federation_of(runs)}: {meaning}", columns, rows, "; ".join(notes))
 
 
 def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:
     """The titles of the columns that are not empty."""
-    has_f1 = bool(runs["best f1"].notna().any())
-    has_accuracy = bool(runs["best train"].notna().any())
+    has_f1 = _known(runs, "f1")
     columns = ["method"]
     columns += [key for key in settings if key != "rounds"]  # which every table has
-    if has_accuracy or not has_f1:
-        columns.append("training clients")
-    if novel_clients(runs):
-        columns.append("novel clients")
+    for name in main_scores(runs):
+        keys = MAIN[name]
+        if _known(runs, keys["train"]) or not has_f1:
+            columns.append(SCORES[keys["train"]].title)
+        if novel_clients(runs):
+            columns.append(SCORES[keys["novel"]].title)
+    columns += [column(key).title for key in _further(runs)]
     if has_f1:
         columns += ["F1", "F1, users"]
     if runs.epsilon.notna().any():
@@ -72,12 +89,30 @@ def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:
     return [*columns, "rounds", "seconds", "MB down", "MB up"]
 
 
+def _known(runs: "DataFrame", key: str) -> bool:
+    """Whether any of the runs has this score."""
+    return bool(runs[f"best {key}"].notna().any())
+
+
+def _further(runs: "DataFrame") -> list[str]:
+    """The keys of the known scores beside the main ones: those of the tasks, and users' own."""
+    own = [key for key in score_keys(runs) if key not in SCORES]
+    return [key for key in (*FURTHER, *own) if _known(runs, key)]
+
+
 def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[str]:
     """What the columns mean, and the conditions of the numbers."""
     notes = []
-    if "training clients" in columns:
+    if SCORES["train"].title in columns:
         notes.append("training clients: validation accuracy")
-    if "novel clients" in columns:
+    elif SCORES["train-rmse"].title in columns:
+        notes.append("training clients: validation samples")
+    if SCORES["train-micro-f1"].title in columns:
+        notes.append("accuracy of several labels: the share of samples whose labels are all right")
+    if SCORES["train-r2"].title in columns:
+        notes.append("R²: over the samples of all clients together")
+    has_novel = any(title.startswith("novel clients") for title in columns)
+    if has_novel:
         learn = any(config.get("novel-shots") for config in runs.config)
         exception = " but those that they learn from" if learn else ""
         notes.append(f"novel clients: all their samples{exception}")
@@ -93,7 +128,7 @@ def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[
     notes += at_saved_models(runs)
     if over_seeds:
         notes.append("± standard deviation over seeds")
-    elif "novel clients" in columns:
+    elif has_novel:
         notes.append("± standard error over clients")
     return [*notes, "MB per client and round"]
 
@@ -108,7 +143,7 @@ def few_samples(runs: "DataFrame") -> list[str]:
     fewest = FEW_SAMPLES
     for summary in runs.summary.dropna():
         for client in summary.per_client.values():
-            if client.role == "novel" and client.accuracy is not None:
+            if client.role == "novel" and client.score is not None:
                 fewest = min(fewest, client.examples)
     if fewest == FEW_SAMPLES:
         return []
@@ -144,8 +179,8 @@ LIMITED = {
 def limited_replies(runs: "DataFrame") -> list[str]:
     """The number of replies that limits cut, by method, summed over seeds: a line a limit."""
     notes = []
-    for column, meaning in LIMITED.items():
-        notes += _counts(runs, column, meaning)
+    for name, meaning in LIMITED.items():
+        notes += _counts(runs, name, meaning)
     return notes
 
 
@@ -165,17 +200,20 @@ def _counts(runs: "DataFrame", column: str, meaning: str) -> list[str]:
 
 
 def at_saved_models(runs: "DataFrame") -> list[str]:
-    """By method the training clients' accuracy at the round of the saved model, the mean over
+    """By method the training clients' main score at the round of the saved model, the mean over
     seeds, where they report another round."""
     words = []
     for method, group in runs.groupby("method", sort=False):
         done = [summary for summary in group.summary if summary is not None]
         if not any(map(other_rounds, done)):
             continue
-        scores = [at_saved_model(summary).get("accuracy") for summary in done]
-        known = [100 * score for score in scores if score is not None]
+        main = main_scores(group)[0]
+        shown = SCORES[MAIN[main]["train"]]
+        scores = [at_saved_model(summary).get(main) for summary in done]
+        known = [shown.score.shown(score) for score in scores if score is not None]
         if known:
-            words.append(f"{method} {number_cell(sum(known) / len(known), 2)}")
+            mean = sum(known) / len(known)
+            words.append(f"{method} {number_cell(mean, shown.decimals(mean))}")
     if not words:
         return []
     return [f"training clients at the round of the saved model: {', '.join(words)}"]
@@ -183,13 +221,19 @@ def at_saved_models(runs: "DataFrame") -> list[str]:
 
 def _cells(runs: "DataFrame", over_seeds: bool) -> dict[str, str]:
     """A method's cells by column, over its seeds."""
-    novel = "cannot without labels"
-    if _serves_novel(runs):
-        novel = _accuracy(runs, "novel", over_seeds)
+    cells: dict[str, str] = {}
+    for name in main_scores(runs):
+        for role, key in MAIN[name].items():
+            cell = "cannot without labels"
+            if role == "train" or _serves_novel(runs):
+                cell = _main_cell(runs, name, role, over_seeds)
+            cells[SCORES[key].title] = cell
+    for key in _further(runs):
+        shown = column(key)
+        values = runs[f"best {key}"]
+        cells[shown.title] = seeds_cell(values, shown.decimals(summarize(values).mean))
     fewest_and_most = sorted({runs.rounds.min(), runs.rounds.max()})
-    return {
-        "training clients": _accuracy(runs, "train", over_seeds),
-        "novel clients": novel,
+    return cells | {
         "F1": seeds_cell(runs["best f1"], 3),
         "F1, users": seeds_cell(runs["best f1-users"], 3),
         "ε": epsilon(runs),
@@ -213,15 +257,18 @@ def _serves_novel(runs: "DataFrame") -> bool:
     return bool(entry.novel) or any(summary.novel for summary in runs.summary)
 
 
-def _accuracy(runs: "DataFrame", group: str, over_seeds: bool) -> str:
-    """Mean ± standard deviation over seeds. In a table of a single seed, ± is the standard error
-    over clients."""
-    values = runs[f"best {group}"]
+def _main_cell(runs: "DataFrame", name: str, role: str, over_seeds: bool) -> str:
+    """The main score `name` of a group of clients: mean ± standard deviation over seeds. In a table
+    of a single seed, ± is the standard error over clients."""
+    key = MAIN[name][role]
+    shown = SCORES[key]
+    values = runs[f"best {key}"]
     known = values.dropna()
+    decimals = shown.decimals(summarize(values).mean)
     if over_seeds or len(known) != 1:
-        return seeds_cell(values, 2)
-    scores = getattr(runs.summary[known.index[0]], group) or {}
+        return seeds_cell(values, decimals)
+    scores = getattr(runs.summary[known.index[0]], role) or {}
     standard_error = scores.get("sem")
     if standard_error is None:
-        return number_cell(known.iloc[0], 2)
-    return spread_cell(known.iloc[0], 100 * standard_error, 2)
+        return number_cell(known.iloc[0], decimals)
+    return spread_cell(known.iloc[0], shown.score.shown(standard_error), decimals)

@@ -39,6 +39,11 @@ class RunSettings(Configured):
         "(several at once) or values (regression); auto: the labels decide",
         ("auto", *TASKS),
     )
+    scores = setting(
+        "",
+        'further scores, your own functions of outputs and labels, as "my_lab.metrics:auroc"',
+        listed=True,
+    )
     partition = setting("pathological", "a name of `fedapps list partitions`")
     num_clients = setting(20, "number of clients, training and novel ones together", POSITIVE_INT)
     train_fraction = setting(0.5, "share of the clients that train; the others are novel", "(0, 1]")

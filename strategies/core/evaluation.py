@@ -15,7 +15,7 @@ from flwr.common.logger import log
 
 from clients.core.outputs import determination
 from clients.core.protocol import FEW_SAMPLES
-from fedapps.common.tasks import AUTO, TASKS, main_score
+from fedapps.common.tasks import TASKS, reported_name
 from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Update
 from strategies.core.strategy import StrategyBase
@@ -107,9 +107,7 @@ class Evaluation:
     def _selected_score(self, updates: Sequence[Update]) -> str:
         """The name of the score that chooses the round; "auto" is the task's main one."""
         selected: str = self._strategy.selection_metric
-        if selected != AUTO:
-            return selected
-        return main_score(name for update in updates for name in update.metrics).name
+        return reported_name(selected, (name for u in updates for name in u.metrics))
 
     def _warn_of_selection(self, updates: Sequence[Update]) -> None:
         """Warn once if no training client reports the score that chooses the round."""

@@ -7,6 +7,7 @@ hooks.
 `Arrays` are numpy arrays by name, as of a network's ``state_dict``. Names with "/" belong to a
 group, such as "control/conv1.weight"; names without are the model's."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -31,6 +32,9 @@ from strategies.core.round import Request, Round
 # Aggregates the metrics of several replies; the text is the name of the metric that weighs them. As
 # `train_metrics_aggr_fn` of Flower's FedAvg.
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
+
+
+SCORE_NAME = re.compile(r"-?[A-Za-z][\w.+-]{0,60}")
 
 
 class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
@@ -125,9 +129,8 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     )
     selection_metric = setting(
         "auto",
-        "training clients' validation score whose mean chooses the reported round; auto: the "
-        "task's main score",
-        SELECT,
+        "training clients' validation score whose mean chooses the reported round: one of "
+        f"{', '.join(SELECT)}, or of `scores`; auto: the task's main score",
     )
     selection_mean = setting(
         "trimmed",
@@ -180,6 +183,11 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             self.requires.relax(type(self).__name__)
             self.requires = None
         super().__init__(**settings)
+        if not SCORE_NAME.fullmatch(self.selection_metric):
+            raise ValueError(
+                f"selection-metric is {self.selection_metric!r:.200}; it must be the name of a "
+                f"score: one of {', '.join(SELECT)}, or of your own, a word"
+            )
         if self.protect:
             self.max_update_ratio = self.max_update_ratio or self.protected_update_ratio
             self.max_examples_ratio = self.max_examples_ratio or self.protected_examples_ratio

@@ -60,6 +60,22 @@ def test_one_client_does_not_choose_the_round():
     assert recorder.summary["train"]["accuracy"] == pytest.approx(0.756)
 
 
+@pytest.mark.parametrize(("selected", "name"), [("auto", "rmse"), ("bias", "-bias")])
+def test_the_least_trimmed_error_chooses_the_round(selected, name):
+    """Three clients' errors: medians 5, 3 and 4, and means 5, 11/3 and 3: the trimmed mean, which
+    is the median, chooses round 2."""
+    strategy = Reports()
+    strategy.selection_metric = selected
+    recorder = Recorder(defaults() | {"selection-metric": selected}, "", None)
+    for number, errors in enumerate([(4, 5, 6), (2, 3, 6), (1, 4, 4)], 1):
+        strategy.evaluation = [update(i, {}, **{name: e}) for i, e in enumerate(errors)]
+        evaluation = means(strategy.evaluation, "clients", name)
+        recorder.record({"round": number, "evaluation": evaluation}, strategy)
+    assert recorder.summary["best_round"] == 2
+    if selected == "auto":
+        assert recorder.summary["per_client"]["1"] == {"role": "train", "examples": 1, "rmse": 3}
+
+
 @pytest.mark.parametrize(("second", "chosen"), [(0.5, 1), (0.6, 2)])
 def test_of_equal_trimmed_means_the_mean_decides(second, chosen):
     recorder = Recorder(defaults(), "", None)

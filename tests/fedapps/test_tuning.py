@@ -10,12 +10,13 @@ import tomli_w
 from small_runs import fedapps
 
 from clients.core.client import Client
+from fedapps.common.tasks import score_named
 from fedapps.engines import run as engines
 from fedapps.files import FORMAT
 from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import read_experiment
 from fedapps.settings.variants import Variant
-from fedapps.tuning import MEASURES, Outcome, Tuning, best, history, read_search, write_results
+from fedapps.tuning import Outcome, Tuning, best, history, read_search, write_results
 
 EXPERIMENT = """
 methods = ["fedavg", "tent"]
@@ -167,7 +168,7 @@ def test_the_score_that_select_names_compares_the_trials(select, lab, rates, tmp
     chosen = (min if select == "loss" else max)(found, key=found.get)
     assert chosen == LAB_MEASURES[select]
     text = (tmp_path / "tuning" / "best.toml").read_text()
-    assert f"fedavg {chosen}" in text and MEASURES[select] in text.partition("\n")[0]
+    assert f"fedavg {chosen}" in text and score_named(select).text in text.partition("\n")[0]
     for other in LAB_MEASURES.keys() - {select}:
         assert "under other settings" in fedapps(*command, f"selection-metric={other}", code=2)
 
