@@ -652,6 +652,7 @@ class PreferenceFederation(Federation):
             self._rank[training_first] = np.arange(len(users))
         self._drawn: dict[int, Tensor] = {}  # rows by user
         self.encoding = None
+        self.targets = Targets(CLASSES)
         self._mean, self._std = self._scaling(scaling(config, self.dataset.info.inputs))
 
     def share(self, client: int) -> Share:
@@ -738,6 +739,7 @@ class CrossFederation(Federation):
         self._training = Federation(training_config, self.dataset)
         self.public = self._training.public
         self.encoding = None
+        self.targets = Targets(CLASSES)
         self._novel: Federation | None = None
         if num_novel:
             novel_config: Config = {

@@ -85,6 +85,8 @@ def _summarise(report: dict[str, Any], output: Path) -> None:
     if "labels" in report:
         scores = [_score(SCORES[name], report[name]) for name in SCORES if name in report]
         console.print(f"labels: {report['labels']}; {', '.join(scores)}")
+    if "warning" in report.get("inputs", {}):
+        say(console, report["inputs"]["warning"])
     values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
     console.print(f"{report['samples']} samples, {report['method']}: {values}")
     say(console, f"{output}: {', '.join(sorted(file.name for file in output.iterdir()))}")

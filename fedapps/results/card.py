@@ -1,26 +1,39 @@
 """serving.json: what serving needs to know of a run beside its configuration and its arrays."""
 
+import base64
 import hashlib
 import json
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 import partitions
 from fedapps.common.tasks import CLASSES, VALUES, Targets, check_task
+from fedapps.results.reference import Reference, reference
 from fedapps.results.schema import Count, mismatch
 from fedapps.saved import MODEL, read_json
 from fedapps.settings.config import Config
-from partitions.datasets.description import NO_SCALING, TABLE, scaling
+from partitions.datasets.description import NO_SCALING, scaling
 from partitions.datasets.encoding import Encoding
 from partitions.datasets.loading import Info, Moment
 
 FILE = "serving.json"
 LONGEST = 4096  # characters of a setting
 MAX_CLASSES = 10**6
+LARGEST = 10**7  # bytes of a card that was packed
+PACKED = "packed:"  # what such a card begins with
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Size = Annotated[int, Field(gt=0, lt=2**63)]
@@ -38,7 +51,8 @@ class Card:
     """The task that a run's networks were trained on.
 
     Inputs of `shape` as stored are divided by `scale`, then standardised by `mean` and `std`, each
-    one number or one per channel. These two are None if the server had no data to compute them.
+    one number or one per channel or column. These two are None if the server had no data to compute
+    them.
     `run` identifies the run; it is known once the run has a model."""
 
     method: str
@@ -50,44 +64,86 @@ class Card:
     mean: FiniteFloat | Annotated[tuple[FiniteFloat, ...], Field(min_length=1)] | None = 0.0
     std: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] | None = 1.0
     num_types: Count = 0  # as in the dataset's Info
-    task: str = CLASSES  # what the labels mean, with the moments of values as in `Targets`
+    task: Annotated[str, AfterValidator(check_task)] = (
+        CLASSES  # what the labels mean, with the moments of values as in `Targets`
+    )
     target_mean: tuple[FiniteFloat, ...] = ()
     target_std: tuple[Positive, ...] = ()
     label: str = ""  # the column of labels in tables
     encoding: Encoding | None = None  # of a table's columns
+    reference: Reference | None = None  # of the training clients' inputs, of own data alone
     run: str = ""
 
     def info(self) -> Info:
         """The task as networks are built for it."""
         count = len(self.classes)
         return Info(
-            self.dataset, self.shape, count, "", classes=self.classes, num_types=self.num_types,
-            task=check_task(self.task),
-        )  # fmt: skip
+            self.dataset,
+            self.shape,
+            count,
+            "",
+            classes=self.classes,
+            num_types=self.num_types,
+            task=self.task,
+        )
 
     @property
     def targets(self) -> Targets:
         """How outputs of the run's networks are read."""
-        return Targets(check_task(self.task), self.target_mean, self.target_std)
+        return Targets(self.task, self.target_mean, self.target_std)
 
     def text(self) -> str:
         """The card as JSON, which `parse` reads."""
         return json.dumps(asdict(self), indent=1)
 
     def line(self) -> str:
-        """The card in one line that fits into a setting: without names if there are too many."""
+        """The card in one line that fits into a setting: if it is too long, without the names of
+        classes, then packed, then without `reference`. Raises ValueError if a table has too many
+        columns for that."""
         content = asdict(self)
-        if len(json.dumps(content)) > LONGEST:
+        text = json.dumps(content)
+        if len(text) > LONGEST:
             content["classes"] = len(self.classes)
-        return json.dumps(content)
+            text = json.dumps(content)
+        if len(text) > LONGEST:
+            text = _packed(content)
+        if len(text) > LONGEST:
+            text = _packed(content | {"reference": None})
+        if len(text) > LONGEST:
+            raise ValueError(
+                f"the description of the run's {self.shape} inputs does not fit into a message to "
+                "nodes; use fedapps personalize for each client"
+            )
+        return text
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """The card that `text` or `line` wrote. Raises ValueError for anything else."""
         try:
-            return TypeAdapter(cls).validate_json(text)
+            return TypeAdapter(cls).validate_json(_unpacked(text))
         except ValidationError as error:
             raise ValueError(f"it is no run's card: {mismatch(error)}") from error
+
+
+def _packed(content: dict[str, Any]) -> str:
+    """The content in printable characters, compressed."""
+    data = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
+    return PACKED + base64.b85encode(data).decode()
+
+
+def _unpacked(text: str) -> str:
+    """The JSON that `_packed` wrote, or the text itself if it is JSON. Raises ValueError for
+    damaged text and for more than `LARGEST` bytes."""
+    if not text.startswith(PACKED):
+        return text
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b85decode(text.removeprefix(PACKED)), LARGEST)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"it is no run's card: it is damaged ({error})") from error
+    if not unpacker.eof:
+        raise ValueError(f"it is no run's card: it has more than {LARGEST} bytes, or is cut off")
+    return data.decode(errors="replace")
 
 
 def make_card(config: Config) -> Card:
@@ -97,11 +153,11 @@ def make_card(config: Config) -> Card:
     mean: Moment | None = 0.0
     std: Moment | None = 1.0
     encoding = None
+    known = None
     standardize = scaling(config, info.inputs)
-    is_table = info.inputs is not None and info.inputs.kind == TABLE
     targets = Targets(info.task)
-    needs_data = len(classes) != info.num_classes or standardize != NO_SCALING or is_table
-    if needs_data or info.task == VALUES:
+    needs_data = info.inputs is not None or info.task == VALUES or standardize != NO_SCALING
+    if len(classes) != info.num_classes or needs_data:
         try:
             federation = partitions.federation(config)
         except ValueError:  # a server of real nodes has no data
@@ -112,6 +168,8 @@ def make_card(config: Config) -> Card:
             targets = federation.targets
             mean, std = samples.mean, samples.std
             encoding = federation.encoding
+            if info.inputs is not None and config["dp"] == "none":  # no ε covers these statistics
+                known = reference(federation)
     if len(classes) != info.num_classes:
         classes = tuple(map(str, range(info.num_classes)))
     return Card(
@@ -129,6 +187,7 @@ def make_card(config: Config) -> Card:
         target_std=targets.std,
         label=str(config["label"]),
         encoding=encoding,
+        reference=known,
     )
 
 

@@ -20,6 +20,7 @@ from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES
 from fedapps.console import spreadsheet_cell
 from fedapps.files import array_bytes, write_files
 from fedapps.results.card import Card
+from fedapps.results.reference import Reference, far, words
 from fedapps.saved import DIGESTS, MODEL, SavedFiles, digest, opening, read_json
 from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
@@ -36,8 +37,10 @@ class PersonalModel(nn.Module):
     """A personal network together with the preprocessing of its inputs.
 
     forward gives logits (n, C) of inputs (n, *shape): whole numbers as the run's dataset stores
-    them, or floats in [0, 1]. `classes` names the outputs, `report` describes the adaptation,
-    `last` is what the client received last; None if the model was loaded from a folder."""
+    them, or floats in [0, 1]; for a table the columns that `encode` makes. Outputs for values are
+    standardised; `predict` gives them in their own unit. `classes` names the outputs, `report`
+    describes the adaptation, `last` is what the client received last; None if the model was loaded
+    from a folder."""
 
     scale: Tensor
     mean: Tensor
@@ -62,17 +65,34 @@ class PersonalModel(nn.Module):
         self.flat = len(card.shape) if card.shape[0] == 1 else 0
         # Buffers: they move with the network, and a saved state has them.
         self.register_buffer("scale", torch.tensor(float(card.scale)))
-        self.register_buffer("mean", _broadcast(card.mean, card.shape))
-        self.register_buffer("std", _broadcast(card.std, card.shape))
+        self.by_column = len(card.shape) < 3 and isinstance(card.mean, tuple)
+        precision = torch.float64 if self.by_column else torch.float32
+        self.register_buffer("mean", _broadcast(card.mean, card.shape).to(precision))
+        self.register_buffer("std", _broadcast(card.std, card.shape).to(precision))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C)."""
         if x.ndim == self.flat:
             x = x[:, None]
-        scaled = x.float()
-        if not x.is_floating_point():
-            scaled = scaled / self.scale
-        return self.network((scaled - self.mean) / self.std)
+        if self.by_column:  # in float64, as in training: see `Samples`
+            scaled = x.double() / self.scale
+        elif x.is_floating_point():
+            scaled = x.float()
+        else:
+            scaled = x.float() / self.scale
+        return self.network(((scaled - self.mean) / self.std).float())
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Classes (n,), truth values (n, k), or values (n, k) in their own unit."""
+        with torch.no_grad():
+            outputs: Tensor = self(x)
+        return predicted(outputs, self.card.targets)
+
+    def encode(self, table: Data) -> Tensor:
+        """A table's rows as inputs (n, d) float64 of `forward`; columns are read by name. Raises
+        ValueError as `FinishedRun.personalize` for columns that do not fit."""
+        samples = read_inputs(table, self.card).share.everything
+        return samples.x[samples.index]
 
     def update(self, data: Data) -> Tensor:
         """Logits (n, C) of further unlabeled inputs, or of those at a path, after adaptation to
@@ -102,7 +122,7 @@ class PersonalModel(nn.Module):
 def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
     """One number, or one for each channel, that broadcasts over inputs (n, *shape)."""
     assert moment is not None  # otherwise the inputs were refused
-    numbers = torch.tensor(moment)
+    numbers = torch.tensor(moment, dtype=torch.float64)
     if isinstance(moment, tuple):
         numbers = numbers.reshape(-1, *[1] * (len(shape) - 1))
     return numbers
@@ -125,7 +145,8 @@ class PersonalizationResult:
         return PersonalModel(self.network, self.card, self.report(), self, self.stream).eval()
 
     def report(self) -> dict[str, Any]:
-        """Steps, entropies, ε, and the scores of the task if there are labels."""
+        """Steps, entropies, ε, what was predicted, how far the inputs are from training's, and the
+        scores of the task if there are labels."""
         targets = self.card.targets
         labels = self.inputs.labels
         rows = self.inputs.scored & labeled_rows(labels)
@@ -140,6 +161,11 @@ class PersonalizationResult:
             # A logit of −∞ excludes a class; 0 · ∞ would make the entropy NaN.
             report["entropy"] = float(entropy(self.logits.clamp(min=-1e30)))
         report |= self.metrics
+        report["predicted"] = self._counts()
+        if self.inputs.notes:
+            report["notes"] = list(self.inputs.notes)
+        if self.card.reference is not None:
+            report["inputs"] = self._distance(self.card.reference)
         if self.stream:
             report["updates"] = self.stream.updates
         if rows.any():
@@ -148,6 +174,43 @@ class PersonalizationResult:
             report[TASKS[targets.task].main.name] = main_of(z, y, targets)
             report |= further_scores(z, y, targets)
         return report
+
+    def _counts(self) -> dict[str, Any]:
+        """How often each class or label is predicted; smallest and largest predicted value."""
+        prediction = predicted(self.logits, self.card.targets)
+        classes = self.card.classes
+        if self.card.task == VALUES:
+            lowest, highest = prediction.min(0).values.tolist(), prediction.max(0).values.tolist()
+            return {name: list(ends) for name, *ends in zip(classes, lowest, highest, strict=True)}
+        if self.card.task == LABELS:
+            return dict(zip(classes, prediction.sum(0).int().tolist(), strict=True))
+        counts = torch.bincount(prediction, minlength=len(classes)).tolist()
+        return {name: count for name, count in zip(classes, counts, strict=True) if count}
+
+    def _distance(self, reference: Reference) -> dict[str, Any]:
+        """The farthest columns in deviations of the training rows, and a warning if they are
+        farther than the training clients' held-out rows."""
+        farthest, threshold = far(reference, self.inputs.share.everything)
+        beyond = [words(name, d) for name, d in farthest.items() if abs(d) > threshold]
+        found: dict[str, Any] = {"farthest": farthest, "threshold": threshold}
+        if beyond:
+            found["warning"] = (
+                f"inputs do not look like training: {'; '.join(beyond)} (training clients' own "
+                f"are below {threshold:.2g}); {self._dominant(reference)}"
+            )
+        return found
+
+    def _dominant(self, reference: Reference) -> str:
+        """The share of the class that is predicted most often, beside its share in training."""
+        if self.card.task not in (CLASSES, BINARY):
+            return "compare units and columns with training's"
+        counts = self._counts()
+        name = max(counts, key=lambda name: int(counts[name]))
+        text = f"{counts[name]} of {len(self.logits)} are predicted {name}"
+        if reference.shares:
+            share = reference.shares[self.card.classes.index(name)]
+            text += f", {100 * share:.0f} % in training"
+        return text
 
     def predictions(self) -> str:
         """A CSV line for each sample: its name, and its class with the class's probability; of

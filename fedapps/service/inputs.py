@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.core.outputs import in_units
 from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card
+from partitions.datasets.description import CATEGORY, TABLE, Description
 from partitions.datasets.readers.local import read_local
 from partitions.datasets.readers.raw import UNLABELED, Raw
+from partitions.datasets.readers.tables import read_frame
 from partitions.shares import META, Samples, Share, without_labels
 
 Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are
@@ -41,6 +44,7 @@ class Inputs:
     share: Share
     labels: Tensor
     scored: Tensor
+    notes: tuple[str, ...] = ()  # what was left out, filled or unknown
 
     def digest(self) -> str:
         """A digest of the inputs without their labels."""
@@ -56,6 +60,10 @@ def read_inputs(data: Data, card: Card) -> Inputs:
     """The data as a client's inputs for a run of this card."""
     if isinstance(data, str | Path):
         return read_input_files(Path(data), card)
+    if hasattr(data, "columns"):  # a DataFrame
+        notes: list[str] = []
+        raw = read_frame(data, Path("DataFrame"), True, card.label, card.task, notes, len(data))
+        return _read(raw, Path("DataFrame"), card)
     return unlabeled(torch.as_tensor(data), card)
 
 
@@ -68,9 +76,45 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     if len(card.shape) == 3 and card.shape[1] == card.shape[2]:
         side = card.shape[1]
     raw = read_local(path, side, whole=True, label=card.label, task=card.task)
-    x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
+    return _read(raw, path, card)
+
+
+def _read(raw: Raw, path: Path, card: Card) -> Inputs:
+    """What was read at `path` as inputs of the run."""
+    notes: list[str] = []
+    if raw.inputs is not None and raw.inputs.kind == TABLE:
+        cells = _encoded(raw.x, raw.inputs, card, str(path), notes)
+        for note in notes:
+            logger.warning("%s", note)
+        x = torch.from_numpy(cells)
+    else:
+        x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
     labels = _labels(raw, card, path)
-    return unlabeled(x, card, names=list(raw.samples), labels=labels, picture=bool(raw.samples))
+    picture = bool(raw.samples)
+    found = unlabeled(x, card, names=list(raw.samples), labels=labels, picture=picture)
+    return replace(found, notes=tuple(notes))
+
+
+def _encoded(
+    cells: np.ndarray, description: Description, card: Card, source: str, notes: list[str]
+) -> np.ndarray:
+    """A table's cells (n, columns) as the columns that the run's network takes, (n, d) float64.
+
+    Raises ValueError for a table that has other columns, or texts where the run knows no names."""
+    if card.encoding is not None:
+        encoded = card.encoding.encode(cells, description, source, notes)
+        used = {feature.name for feature in card.encoding.features}
+        others = [name for name in description.names if name not in used]
+        if others:
+            notes.append(f"{source}: columns that the run does not use: {', '.join(others):.300}")
+        return encoded
+    for column in description.columns:
+        if column.kind == CATEGORY or column.refusal:
+            raise ValueError(
+                f"{source}: {column.refusal or f'column {column.name} holds texts'}; the run takes "
+                f"numbers of shape {card.shape}"
+            )
+    return cells
 
 
 def unlabeled(
@@ -139,10 +183,12 @@ def _exported(path: Path, card: Card) -> Inputs:
     _check_finite(x, str(path))
     if not x.is_floating_point():
         _check_range(x, samples.scale, card)
+    if card.targets.std:  # the node's folder may have been made with another federation's moments
+        labels = _standardised(in_units(labels.double(), share.targets), card)
     scored = torch.ones(len(labels), dtype=torch.bool)
     if share.novel:
         hidden = replace(samples, y=without_labels(samples.y))
-        share = _novel(hidden, share.targets, share.public)
+        share = _novel(hidden, card.targets, share.public)
     else:
         scored[share.train.index] = False
     return Inputs(list(map(str, range(len(x)))), share, labels, scored)
@@ -207,10 +253,14 @@ def _numbers(raw: Raw, card: Card, path: Path) -> Tensor:
     y = torch.from_numpy(np.asarray(raw.y, dtype=np.float64))
     if y.ndim != 2 or y.shape[1] != outputs:
         raise ValueError(f"{path} holds labels {tuple(y.shape)}; the run takes (n, {outputs})")
-    if card.targets.std:
-        mean = torch.tensor(card.targets.mean, dtype=torch.float64)
-        y = (y - mean) / torch.tensor(card.targets.std, dtype=torch.float64)
-    return y.float()
+    return _standardised(y, card) if card.targets.std else y.float()
+
+
+def _standardised(values: Tensor, card: Card) -> Tensor:
+    """Values (n, k) in their own unit as the run's networks give them."""
+    mean = torch.tensor(card.targets.mean, dtype=torch.float64)
+    deviation = torch.tensor(card.targets.std, dtype=torch.float64)
+    return ((values - mean) / deviation).float()
 
 
 def _labels(raw: Raw, card: Card, path: Path) -> Tensor:

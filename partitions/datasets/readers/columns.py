@@ -52,7 +52,7 @@ def read_column(name: str, series: Any) -> tuple[Column, np.ndarray]:
 def decimal_comma(series: Any) -> Any:
     """A series of texts as numbers, if all of them are whole numbers and decimals with a comma, and
     some have one; else unchanged."""
-    if series.dtype != object:
+    if series.dtype.kind != "O":  # pandas' texts, of object or of its own type
         return series
     known = series.dropna()
     if not len(known) or not all(isinstance(cell, str) for cell in known):

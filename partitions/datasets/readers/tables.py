@@ -201,7 +201,7 @@ def _labels(
 
 def _cells(series: Any) -> np.ndarray:
     """The cells of a column of labels; Python objects where some are missing."""
-    if series.isna().any() or series.dtype == object:
+    if series.isna().any() or series.dtype.kind == "O":
         return np.asarray(series.to_numpy(dtype=object))
     return np.asarray(series.to_numpy())
 

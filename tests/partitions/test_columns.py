@@ -1,0 +1,236 @@
+"""Tables as people have them: kinds of columns, separators, decimal commas, gaps, identifiers."""
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import partitions
+from fedapps.settings.config import defaults
+from partitions.datasets.description import CATEGORY, NUMBER, TRUTH
+from partitions.datasets.readers.local import read_local
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+ROWS = 24
+# Every client trains, on all rows but one for validation and one for test.
+SPLIT = {
+    "partition": "iid",
+    "num-clients": 2,
+    "train-fraction": 1.0,
+    "partition.validation-fraction": 0.1,
+    "partition.test-fraction": 0.1,
+}
+
+
+def table(**columns):
+    """A table of 24 rows with a label, one number and further columns."""
+    rows = np.arange(ROWS)
+    frame = {"size": 3.5 + rows % 5, "label": rows % 2}
+    return pandas.DataFrame(frame | columns)
+
+
+def clients(frame, folder, **changes):
+    """A federation of the frame, as a CSV file."""
+    frame.to_csv(folder / "d.csv", index=False)
+    settings = {key.replace("_", "-"): value for key, value in changes.items()}
+    return partitions.federation(defaults() | SPLIT | {"dataset": str(folder / "d.csv")} | settings)
+
+
+def words(count, *texts):
+    """`count` cells that hold the texts in turn."""
+    return [texts[row % len(texts)] for row in range(count)]
+
+
+def test_kinds_of_columns_are_concluded(tmp_path):
+    frame = table(old=words(ROWS, True, False), site=words(ROWS, "s", "n", "w"))
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    raw = read_local(tmp_path / "d.csv")
+    kinds = [(column.name, column.kind) for column in raw.inputs.columns]
+    assert kinds == [("size", NUMBER), ("old", TRUTH), ("site", CATEGORY)]
+    assert raw.inputs.columns[2].categories == ("n", "s", "w")
+    assert raw.x[:4].tolist() == [[3.5, 1, 1], [4.5, 0, 0], [5.5, 1, 2], [6.5, 0, 1]]
+
+
+def test_a_category_is_a_column_for_each_value(tmp_path):
+    """n, s and w in alphabetical order. The number is scaled, the marks are not."""
+    found = clients(table(site=words(ROWS, "s", "n", "w")), tmp_path)
+    assert found.info.shape == (4,)
+    assert found.encoding.outputs == ("size", "site=n", "site=s", "site=w")
+    assert found._mean[1:] == (0, 0, 0) and found._std[1:] == (1, 1, 1)
+    rows = found.rows(0)["train"]
+    given = found.share(0).train[:][0]
+    marks = torch.tensor([[row % 3 == 1, row % 3 == 0, row % 3 == 2] for row in rows.tolist()])
+    assert torch.equal(given[:, 1:], marks.float())
+    assert partitions.task(defaults() | SPLIT | {"dataset": found.info.name}).shape == (4,)
+
+
+def test_categories_that_no_training_client_has_count_as_none(tmp_path, caplog):
+    """Clients are sites. Only the novel client has the colour red, in all of its 8 rows."""
+    site = np.repeat(["a", "b", "c"], 8)
+    settings = {"num_clients": 3, "train_fraction": 0.67, "partition": "natural"}
+    owners = {"partition.column": "site", "columns": "size,colour"}
+    frame = table(site=site, colour=words(ROWS, "blue", "green"))
+    novel = int(np.flatnonzero(clients(frame, tmp_path, **settings, **owners).novel)[0])
+    owner = clients(frame, tmp_path, **settings, **owners).share(novel).attributes["site"]
+    frame.loc[frame.site == owner, "colour"] = "red"
+    (tmp_path / "red").mkdir()
+    found = clients(frame, tmp_path / "red", **settings, **owners)
+    assert found.encoding.outputs == ("size", "colour=blue", "colour=green")
+    assert found.share(novel).everything[:][0][:, 1:].sum() == 0
+    assert "that count as none: 'red' (8 rows)" in caplog.text
+
+
+def test_gaps_are_refused_by_column_count_and_row(tmp_path):
+    gaps = pandas.Series(np.arange(ROWS) * 1.0)
+    gaps[[5, 7]] = np.nan
+    sentence = r"column age has 2 cells without a value, the first in row 5.*missing=mean"
+    with pytest.raises(ValueError, match=sentence):
+        clients(table(age=gaps), tmp_path)
+    assert clients(table(age=gaps), tmp_path, ignore="age").encoding.outputs == ("size",)
+
+
+def test_gaps_are_filled_with_the_training_mean_and_marked(tmp_path):
+    """Of the training rows, those with a value decide the mean; a mark of 1 stands in the gaps."""
+    gaps = pandas.Series(np.arange(ROWS) % 4 * 10.0)
+    gaps[[0, 1, 2, 3, 4, 5, 6, 7]] = np.nan
+    found = clients(table(age=gaps), tmp_path, missing="mean")
+    assert found.encoding.outputs == ("size", "age", "age is missing")
+    rows = np.concatenate([found.rows(client)["train"] for client in (0, 1)])
+    known = rows[rows > 7] % 4 * 10.0
+    assert found.encoding.features[1].fill == pytest.approx(known.sum() / len(known))
+    raw = found.dataset.x.numpy()
+    assert raw[:9, 2].tolist() == [1] * 8 + [0]
+    np.testing.assert_allclose(raw[:8, 1], known.mean())
+
+
+def test_constant_columns_are_left_out_and_said(tmp_path, caplog):
+    found = clients(table(year=[2024] * ROWS, unit=["mm"] * ROWS), tmp_path)
+    assert found.encoding.outputs == ("size",)
+    assert "since all training rows hold the same: year, unit" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("patient_id", np.arange(ROWS) * 3 + 7),
+        ("caseID", np.arange(ROWS)[::-1]),
+        ("number", np.arange(ROWS) + 100),
+        ("code", [f"c{row}" for row in range(ROWS)]),
+    ],
+)
+def test_identifiers_are_left_out_unless_they_are_asked_for(tmp_path, caplog, name, cells):
+    frame = table(**{name: cells})
+    assert clients(frame, tmp_path).encoding.outputs == ("size",)
+    assert f"column {name} is left out, because" in caplog.text
+    asked = clients(frame, tmp_path, columns=f"size,{name}")
+    assert len(asked.encoding.outputs) > 1
+
+
+def test_row_numbers_without_a_name_are_an_identifier(tmp_path):
+    table().to_csv(tmp_path / "d.csv")  # with pandas' index
+    config = defaults() | SPLIT | {"dataset": str(tmp_path / "d.csv")}
+    assert partitions.federation(config).encoding.outputs == ("size",)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["12.3 mm2", "4.5 mm2"], r"column c holds numbers with a unit .* '12\.3 mm2'.*ignore=c"),
+        (["12 %", "4 %"], "column c holds numbers with a unit or a mark such as '12 %'"),
+        (["$12.5", "$4"], r"column c holds numbers with a unit or a mark such as '\$12\.5'"),
+        (["2024-01-31", "2024-02-01"], "column c holds dates or times such as '2024-01-31'"),
+        (["31.01.2024", "1.2.2024"], "column c holds dates or times such as '31.01.2024'"),
+        (["1.5", "2.5", "3.5", "high"], "holds numbers, but 6 cells are none, such as 'high' in"),
+        (["1,234", "2,500"], "column c holds numbers such as '1,234', whose comma or point may"),
+        (["1.5", "2,5"], "column c holds numbers with a decimal comma and others with a point"),
+    ],
+)
+def test_cells_that_are_no_plain_numbers_are_refused_by_column(tmp_path, cells, expected):
+    with pytest.raises(ValueError, match=expected):
+        clients(table(c=words(ROWS, *cells)), tmp_path)
+
+
+def test_long_lists_of_texts_are_refused_by_column(tmp_path):
+    rows = np.arange(404)
+    texts = [f"text {row // 4}" for row in rows]
+    frame = pandas.DataFrame({"size": rows % 7, "city": texts, "label": rows % 2})
+    with pytest.raises(ValueError, match="column city holds 101 different texts such as 'text 0'"):
+        clients(frame, tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"sep": ";"}, {"sep": "\t"}, {"sep": ";", "decimal": ","}])
+def test_separators_and_decimal_commas(tmp_path, options):
+    frame = table(dose=np.arange(ROWS) + 0.25)
+    frame.to_csv(tmp_path / "d.csv", index=False, **options)
+    raw = read_local(tmp_path / "d.csv")
+    assert raw.inputs.names == ("size", "dose")
+    assert raw.x[:3].tolist() == [[3.5, 0.25], [4.5, 1.25], [5.5, 2.25]]
+    assert raw.y.tolist() == (np.arange(ROWS) % 2).tolist()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+def test_encodings(tmp_path, caplog, encoding):
+    table(Größe=words(ROWS, "groß", "klein")).to_csv(
+        tmp_path / "d.csv", index=False, encoding=encoding
+    )
+    raw = read_local(tmp_path / "d.csv")
+    assert raw.inputs.names == ("size", "Größe")
+    assert raw.inputs.columns[1].categories == ("groß", "klein")
+    assert ("is not UTF-8" in caplog.text) == (encoding == "latin-1")
+
+
+def test_several_label_columns(tmp_path):
+    """Two columns of 0 and 1 are a task of two labels; decimals are two values."""
+    rows = np.arange(ROWS)
+    frame = table(fever=rows % 3 == 0, cough=rows % 4 < 2).drop(columns="label")
+    found = clients(frame, tmp_path, label="fever,cough")
+    assert (found.info.task, found.info.classes) == ("labels", ("fever", "cough"))
+    assert found.dataset.y[:4].tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]]
+    frame = table(a=rows + 0.5, b=rows * 2.0)
+    assert clients(frame, tmp_path, label="a,b").info.task == "values"
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path):
+    for key, value, near in (
+        ("columns", "sizes", "size"),
+        ("ignore", "sise", "size"),
+        ("label", "lable", "label"),
+    ):
+        with pytest.raises(ValueError, match=f"{value!r}.* .did you mean '{near}'"):
+            clients(table(), tmp_path, **{key: value})
+
+
+def test_an_empty_owner_is_named_by_row(tmp_path):
+    owners = pandas.Series(words(ROWS, "a", "b"))
+    owners[3] = None
+    settings = {"partition": "natural", "partition.column": "site"}
+    with pytest.raises(ValueError, match="column site, whose values are the clients, has 1 empty"):
+        clients(table(site=owners), tmp_path, **settings)
+
+
+def test_owners_may_be_whole_numbers(tmp_path):
+    settings = {"partition": "natural", "partition.column": "ward"}
+    found = clients(table(ward=words(ROWS, 3, 7)), tmp_path, **settings)
+    assert found.encoding.outputs == ("size",)
+    assert sorted(found.share(client).attributes["ward"] for client in (0, 1)) == ["3", "7"]
+
+
+def test_which_texts_are_the_owner_is_asked(tmp_path):
+    frame = table(site=words(ROWS, "a", "b"), smoker=words(ROWS, "yes", "no"))
+    with pytest.raises(ValueError, match=r"several columns of texts .*: site, smoker; set partiti"):
+        clients(frame, tmp_path, partition="natural")
+
+
+def test_a_cached_table_keeps_its_description(tmp_path):
+    """The second reader gets the cache's entry."""
+    from partitions.datasets import loading
+
+    frame = table(site=words(ROWS, "s", "n"), patient_id=np.arange(ROWS))
+    first = clients(frame, tmp_path).dataset.info.inputs
+    loading._own.cache_clear()
+    again = loading.load(str(tmp_path / "d.csv"), **loading.named(_config(tmp_path))[2])
+    assert again.info.inputs == first
+
+
+def _config(folder):
+    return defaults() | SPLIT | {"dataset": str(folder / "d.csv")}
