@@ -21,6 +21,7 @@ from clients.core.cohort import in_cohort
 from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot
 from clients.models import build_model, sized
+from clients.models.foreign import check_logits
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.external_code import options
@@ -179,6 +180,7 @@ def _method_model(
     seed = int(str(values["seed"]))
     name = str(values["model"])
     base = build_model(name, info.shape, info.num_outputs, seed, **dict(model_options))
+    check_logits(base, tuple(info.shape), info.task)
     with drawing(seed):
         return network_around(base, method, info, values)
 
@@ -187,7 +189,8 @@ def network_around(base: nn.Module, method: str, info: Info, values: dict[str, A
     """The method's network around `base`, by the method's settings `values`."""
     client = METHODS[method].client
     if client.uses_head(values):
-        base = headed(base, method, tuple(info.shape), info.num_outputs)
+        place = str(values.get("head", ""))
+        base = headed(base, method, tuple(info.shape), info.num_outputs, place, client.head_by_name)
 
     def separate(name: str) -> bool:
         return client.is_personal(name) or name.startswith(client.separately_trained)

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
-from fedapps.methods import METHODS, check_private
+from fedapps.common.tasks import AUTO, CLASSES, TASKS
+from fedapps.methods import METHODS, check_private, check_serves
 from fedapps.settings.companions import check_beside
 from fedapps.settings.config import Config, construct, defaults, override, settings
 from fedapps.settings.run import RunSettings
@@ -32,8 +33,9 @@ INSTEAD = {
     "dataset": "`data=` returns a node's samples",
     "data-dir": "`data=` returns a node's samples",
     "data-seed": "`data=` returns a node's samples",
+    "head": "the method treats no layer as a head",
     "image-size": "resize the images in `data=`",
-    "label": "choose the column of labels in `data=`",
+    "label": "it names a column of the nodes' tables, which client_app reads",
     "columns": "choose the columns of inputs in `data=`",
     "ignore": "choose the columns of inputs in `data=`",
     "missing": "fill gaps in `data=`",
@@ -82,19 +84,31 @@ def check_carried_out(
 
 def initial_configuration(method: str) -> Config:
     """The defaults of an app, also for a method from outside the package: those of a run, but each
-    round is evaluated, as with Flower's strategies."""
-    return override(defaults(), {"method": method, "evaluate-every": 1})
+    round is evaluated, as with Flower's strategies, and labels are classes: those of one node alone
+    cannot tell the task."""
+    return override(defaults(), {"method": method, "evaluate-every": 1, "task": CLASSES})
+
+
+def check_declared_task(method: str, config: Config) -> None:
+    """Raise ValueError for a task that the method does not serve, and for "auto"."""
+    task = str(config["task"])
+    if task == AUTO:
+        raise ValueError(
+            f"task is {AUTO!r}, but the labels of one node cannot tell the task of all nodes; "
+            f"known: {', '.join(TASKS)}"
+        )
+    check_serves(method, task)
 
 
 def of_client(method: str) -> set[str]:
     """The keys that the method's clients read, and those that shape its network."""
-    read = _keys(METHODS[method].client) | _of_network(method)
+    read = _keys(METHODS[method].client) | _of_network(method) | {"task", "label"}
     return read - set(METHODS[method].hidden_settings)
 
 
 def of_server(method: str) -> set[str]:
     """The keys that the method's strategy reads, and those that shape its network."""
-    read = _keys(METHODS[method].strategy) | _of_network(method)
+    read = _keys(METHODS[method].strategy) | _of_network(method) | {"task"}
     read -= PARAMETERS
     return read - set(METHODS[method].hidden_settings)
 
@@ -103,9 +117,10 @@ def _of_network(method: str) -> set[str]:
     """The keys of the clients' settings by which both components build the network."""
     client = METHODS[method].client
     values = _ReadKeys({name: declared.default for name, declared in client.declared.items()})
-    client.uses_head(values)
+    uses_head = client.uses_head(values)
     names = {*taken(client.build), *taken(client.shared), *values.read}
-    return {key_of(name) for name in names & {*client.declared, *RunSettings.declared}}
+    keys = {key_of(name) for name in names & {*client.declared, *RunSettings.declared}}
+    return keys | {"head"} if uses_head else keys
 
 
 class _ReadKeys(dict[str, Any]):

@@ -26,19 +26,29 @@ from clients.core.flower_fast import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from clients.core.outputs import LOGITS, PROBABILITIES, from_logits
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
 from clients.core.protocol import NAMES
 from clients.methods._preferences import GlobalClient
-from clients.models.foreign import adopted
+from clients.models.foreign import (
+    adopted,
+    check_logits,
+    check_whole_inputs,
+    of_probabilities,
+    takes_whole_numbers,
+    uncompiled,
+)
 from fedapps.building import Network, build_strategy, client_settings, network_around, shared_of
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import present_key
+from fedapps.common.tasks import BINARY
 from fedapps.component_settings import (
     announced,
     check_agreement,
     check_carried_out,
+    check_declared_task,
     check_users,
     clients_privacy,
     initial_configuration,
@@ -55,10 +65,16 @@ from fedapps.run_settings import check_message, with_run_config
 from fedapps.settings.config import Config, check_method, construct, override
 from fedapps.settings.config import settings as of_method
 from partitions.datasets.loading import Info
+from partitions.items import parts_of
+from partitions.parts import Part, packing
+from partitions.reading import Form
 from strategies.core.rounds import PersonalizedStrategy
 
 Model = Callable[..., nn.Module]  # of nothing, or of a Context
 Data = Callable[[Context], Any]
+Score = Callable[[Tensor, Tensor], Any]  # of outputs and labels
+Shapes = Mapping[str, tuple[int, ...]] | tuple[tuple[int, ...], ...]  # of several input tensors
+OR_DECLARE = f", or give client_app outputs={PROBABILITIES!r}"
 
 
 def client_app(
@@ -69,6 +85,7 @@ def client_app(
     public: Callable[[], Tensor] | None = None,
     loss: Criterion | None = None,
     scores: Scores = (),
+    outputs: str = LOGITS,
     rounds: int = 0,
     mods: Sequence[Mod] | None = None,
     **settings: Any,
@@ -76,18 +93,26 @@ def client_app(
     """Flower's client half of `method`, around the network that `model` makes, of nothing or of the
     Context.
 
-    `data` returns a node's samples: training samples, or a pair of training and validation
-    samples; without the latter the node's model is not evaluated. Each is a DataLoader (its dataset
-    is used; one with a sampler or a collate function of its own is refused), a dataset, a tensor or
-    array of inputs, or a pair of them (x, y). A node whose samples have no labels, or with
-    ``novel=true`` in its configuration, is a novel client. `public` returns the inputs that FedMD's
-    methods learn from. `loss` replaces the cross entropy of logits and labels, in training and in
-    scores. Methods that adapt without labels read outputs as logits of a softmax, whatever the
-    loss. `scores` are further scores, functions of outputs and labels or torchmetrics' objects, by
-    name or in a list: see `clients.core.own_scores`. `settings` are those that the method's clients
-    read, see `fedapps settings`; others are refused. With ``dp="local"`` each reply is clipped and
-    noised on the node, which counts what it reveals; `rounds` is then the number of rounds of the
-    run. `mods` are Flower's, around each message: see `fedapps.node.mods`.
+    `data` returns a node's samples: training samples, (training, validation), (training,
+    validation, test), or a dict of these; without validation samples the node's model is not
+    evaluated. Each is a DataLoader (its dataset and its collate function are used; one with a
+    sampler of its own is refused), a dataset, a pandas DataFrame (``label=`` names the column of
+    labels), a dict of columns, a tensor, array or list of inputs, or a pair (x, y). A node whose
+    samples have no labels, or with ``novel=true`` in its configuration, is a novel client. `public`
+    returns the inputs that FedMD's methods learn from. `loss` replaces the task's loss of outputs
+    and labels, in training and in scores. Methods that adapt without labels read outputs as logits
+    of a softmax, whatever the loss. `scores` are further scores, functions of outputs and labels or
+    torchmetrics' objects, by name or in a list: see `clients.core.own_scores`. `outputs` says
+    whether the network gives "logits" or "probabilities", as one that ends in a sigmoid or a
+    softmax does.
+
+    ``task=`` says what labels mean, as "classes", "binary", "labels" or "values"; the server's half
+    gets the same. With "binary" the loss and the scores get labels in the outputs' shape.
+
+    `settings` are those that the method's clients read, see `fedapps settings`; others are
+    refused. With ``dp="local"`` each reply is clipped and noised on the node, which counts what it
+    reveals; `rounds` is then the number of rounds of the run. `mods` are Flower's, around each
+    message: see `fedapps.node.mods`.
 
     Raises ValueError for an unknown method, for a setting that the app does not carry out, and for
     a mod that could not work."""
@@ -98,18 +123,31 @@ def client_app(
     if rounds and not privacy:
         raise ValueError("client_app reads rounds=… with dp='local' alone")
     kind = METHODS[method].client
-    criterion = None if loss is None else OwnLoss(loss)
     own_scores = named_scores(scores)
+    if outputs not in (LOGITS, PROBABILITIES):
+        raise ValueError(f"outputs is {outputs!r:.200}; it must be {LOGITS!r} or {PROBABILITIES!r}")
 
     def make_client(context: Context, config: Config) -> Client:
         samples = data(context)
-        share = share_of(samples, context, public)
-        shape = tuple(share.everything.x.shape[1:])
-        (network, initial), classes = _network(method, model, config, shape, context)
-        share = share.below(classes)
+        task = str(config["task"])
+        form = Form(task, str(config["label"]), lambda: _inputs_of(model, config, context))
+        share = share_of(samples, context, public, form)
+        (network, initial), num_outputs = _network(
+            method,
+            model,
+            config,
+            tuple(share.everything.x.shape[1:]),
+            context,
+            outputs=outputs,
+            parts=parts_of(share.everything),
+        )
+        if takes_whole_numbers(network):
+            check_whole_inputs(share.everything)
+        share = share.below(2 if task == BINARY else num_outputs)
         given = client_settings(config, method)
         client = kind(network, share, client=identity(context), initial=initial, **given)
-        if criterion is not None:
+        if loss is not None:
+            criterion = OwnLoss(loss, task, from_logits(outputs, task))
             client.criterion = criterion.to(client.device)
         client.own_scores = own_scores
         say_what_is_unused(samples, client.batch_size)
@@ -151,19 +189,21 @@ def server_app(
     method: str,
     *,
     model: Model,
-    shape: tuple[int, ...],
+    shape: tuple[int, ...] | Shapes,
     rounds: int = 0,
     min_available_nodes: int = 2,
     then: Callable[[Result, PersonalizedStrategy], None] | None = None,
     **settings: Any,
 ) -> ServerApp:
-    """Flower's server half of `method`, for networks whose inputs are (n, *shape).
+    """Flower's server half of `method`, for networks whose inputs are (n, *shape). For several
+    input tensors `shape` is a dict of shapes by keyword, or a tuple of shapes.
+    ``task=`` is that of the clients.
 
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
     joined, and passes the result to `then`. Every round is evaluated unless `evaluate_every` says
     otherwise. `settings` are those that the method's strategy reads; those that clients read must
-    be equal in `client_app`. With ``dp="central"`` the server clips and noises the mean over
-    `num_clients` users; with ``dp="local"`` it asks the clients for noise.
+    be equal in `client_app`, ``task=`` among them. With ``dp="central"`` the server clips and
+    noises the mean over `num_clients` users; with ``dp="local"`` it asks the clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
@@ -178,7 +218,8 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         config, keys = with_run_config("server_app", method, own, own_keys, context.run_config)
         construct(entry.strategy, config=config, method=method)  # raises for a value out of range
-        network, _ = _network(method, model, config, shape, context)
+        whole, parts = packing(shape)
+        network, _ = _network(method, model, config, whole, context, parts=parts)
         num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
         privacy = privacy_of(method, config, num_rounds)
         least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
@@ -224,20 +265,43 @@ def _configuration(method: str, settings: dict[str, Any]) -> tuple[Config, dict[
         changes[key_of_method if key_of_method in config else key] = settings[name]
     config = override(config, changes)
     construct(entry.strategy, config=config, method=method)  # raises for a value out of range
+    check_declared_task(method, config)
     return config, changes
 
 
 def _network(
-    method: str, model: Model, config: Config, shape: tuple[int, ...], context: Context
+    method: str,
+    model: Model,
+    config: Config,
+    shape: tuple[int, ...],
+    context: Context,
+    outputs: str = "",
+    parts: Sequence[Part] = (),
 ) -> tuple[Network, int]:
     """The method's network around the user's, and the number of its outputs. The seed alone decides
-    its initial arrays."""
+    its initial arrays. `outputs` says what these are; the server, which computes none, does not
+    know. Inputs are packed of `parts`."""
+    task = str(config["task"])
     with drawing(int(str(config["seed"]))):
         base = _made(model, context)
-        network, classes = adopted(base, type(base).__name__, shape)
-        info = Info("own", shape, classes, "")
-        built = network_around(network.eval(), method, info, of_method(config, method))
-        return built, classes
+        name = type(base).__name__
+        network, num_outputs = adopted(base, name, shape, task=task, parts=parts)
+        if outputs == PROBABILITIES:
+            of_probabilities(network, task)
+        elif outputs == LOGITS:
+            check_logits(network, shape, task, OR_DECLARE)
+        classes = 2 if task == BINARY else num_outputs
+        info = Info("own", shape, classes, "", task=task)
+        settings = of_method(config, method)
+        built = network_around(network.eval(), method, info, settings)
+        return built, num_outputs
+
+
+def _inputs_of(model: Model, config: Config, context: Context) -> Sequence[str]:
+    """The parameters of the forward pass of the user's network."""
+    with drawing(int(str(config["seed"]))):
+        network = uncompiled(_made(model, context))
+    return tuple(inspect.signature(network.forward).parameters)
 
 
 def _made(model: Model, context: Context) -> Any:

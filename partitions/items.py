@@ -1,6 +1,6 @@
-"""Samples of a map-style dataset, such as torch's, with its transforms."""
+"""Samples of a map-style dataset, such as torch's, with its transforms and its collate function."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -9,13 +9,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
+from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES
 from partitions.datasets.labels import check_below, of_node
-from partitions.datasets.readers.hub import IMAGES, LABELS
 from partitions.datasets.readers.raw import UNLABELED
+from partitions.parts import Part, have_equal_shapes, packed, packed_shape
+from partitions.reading import (
+    Form,
+    Read,
+    as_array,
+    as_tensor,
+    check_fits,
+    check_whole,
+    labels_of_node,
+    read,
+)
 from partitions.shares import Rows, Samples, row_major
 
-INPUTS = ("x", "input", "inputs", *IMAGES)
-FORMS = f"items are (x, y), x, or mappings with one of {', '.join(INPUTS)}"
+Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -23,35 +33,65 @@ class Items(Samples):
     """Rows of `items`, whose elements are (x, y), x alone, or a mapping of columns.
 
     Every access reads the dataset again, so random transforms stay random. An item's label is read
-    together with its input, never in a pass of its own. Labels must be below `num_classes`, if that
-    is not 0."""
+    together with its input, never in a pass of its own. With `collate` it makes each mini-batch of
+    the items, as a DataLoader's does, so the shape of inputs may differ by mini-batch. Labels must
+    be below `num_classes`, if that is not 0; several labels or values must be so many."""
 
     items: Sequence[Any] = field(default_factory=tuple, compare=False)
     device: str = "cpu"
     labeled: bool = True  # as the first item
     num_classes: int = 0
+    form: Form = field(default_factory=Form, compare=False)
+    collate: Collate | None = field(default=None, compare=False)
+    parts: tuple[Part, ...] = ()  # of which inputs are packed
     fixed: ClassVar[bool] = False  # random transforms
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        chosen = self.index[rows].tolist()
+        if self.collate is not None and chosen:
+            return self._collated(self.collate, chosen)
         inputs = []
         labels = []
-        for row in self.index[rows].tolist():
-            x, label = item_of(self.items[row])
-            inputs.append(x)
-            labels.append(self._class_of(label, row))
-        x = torch.stack(inputs).float().to(self.device)
-        return row_major(x), torch.tensor(labels, dtype=torch.long).to(self.device)
+        for row in chosen:
+            sample = read(self.items[row], self.form)
+            inputs.append(self._inputs_of(sample, batched=False))
+            labels.append(self._label_of(sample.label, row))
+        x = _stacked(inputs, chosen).float().to(self.device)
+        return row_major(x), as_labels(labels).to(self.device)
 
-    def _class_of(self, label: Any, row: int) -> int:
-        """An item's label as a number; −1 where no item has one."""
-        if (label is not None) != self.labeled:
+    def _inputs_of(self, sample: Read, batched: bool) -> Tensor:
+        stacked = not self.parts or have_equal_shapes(self.parts)
+        return sample.inputs(batched, stacked)
+
+    def _label_of(self, label: Any, row: int) -> int | list[float]:
+        """An item's class, or its several labels or values; −1 where no item has one."""
+        self._check_labeled(label is not None, row)
+        if label is None:
+            return UNLABELED
+        if self.form.task in (LABELS, VALUES):
+            return numbers_of(label, row, self.form.task, self.num_classes)
+        return class_of(label, row, self.num_classes)
+
+    def _check_labeled(self, labeled: bool, row: int) -> None:
+        if labeled != self.labeled:
             has, lacks = (0, row) if self.labeled else (row, 0)
             raise ValueError(
                 f"item {has} of {type(self.items).__name__} has a label, and item {lacks} none; "
                 "leave out samples without a label, or give a client without labels its inputs "
                 "alone"
             )
-        return UNLABELED if label is None else class_of(label, row, self.num_classes)
+
+    def _collated(self, collate: Collate, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """The mini-batch that the collate function makes of these items."""
+        batch = read(collate([self.items[row] for row in rows]), self.form, batched=True)
+        x = self._inputs_of(batch, batched=True)
+        self._check_labeled(batch.label is not None, rows[0])
+        y = np.full(len(rows), UNLABELED)
+        if batch.label is not None:
+            y = labels_of_node(as_array(batch.label), "a mini-batch", self.form.task)
+            check_fits(y, self.num_classes, "a mini-batch")
+        check_batch(collate, len(rows), len(x), len(y))
+        return row_major(x.float().to(self.device)), torch.from_numpy(y).to(self.device)
 
     @property
     def has_labels(self) -> bool:
@@ -59,7 +99,7 @@ class Items(Samples):
         return self.labeled and len(self) > 0
 
     def labels(self) -> Tensor:
-        """All labels (n,). This reads every item of the dataset."""
+        """All labels (n,) or (n, k). This reads every item of the dataset."""
         if not self.labeled:
             return torch.full((len(self),), UNLABELED)
         return self[:][1]
@@ -73,15 +113,28 @@ class Items(Samples):
         return replace(self, device=str(device))
 
 
-def from_items(items: Any) -> Samples:
-    """A map-style dataset as samples; one of tensors is read at once. Raises ValueError if it is
-    empty or not such a dataset."""
+@dataclass(frozen=True)
+class PackedSamples(Samples):
+    """Samples whose inputs are packed of several tensors."""
+
+    parts: tuple[Part, ...] = ()
+
+
+def parts_of(samples: Samples) -> tuple[Part, ...]:
+    """The parts of which the samples' inputs are packed; () for a single tensor."""
+    return samples.parts if isinstance(samples, Items | PackedSamples) else ()
+
+
+def from_items(items: Any, form: Form | None = None, collate: Collate | None = None) -> Samples:
+    """A map-style dataset as samples; one of tensors is read at once, unless a collate function
+    makes its mini-batches. Raises ValueError if it is empty or not such a dataset."""
+    form = form or Form()
     name = type(items).__name__
-    tensors = _in_tensors(items)
+    tensors = None if collate is not None else _in_tensors(items)
     if tensors is not None:
         x, y, rows = tensors
         if len(rows):
-            return _of_rows(x, y, rows, name)
+            return _of_rows(x, y, rows, name, form.task)
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
         raise ValueError(f"{name} is not a dataset with items and a length above 0")
     try:
@@ -91,31 +144,98 @@ def from_items(items: Any) -> Samples:
             f"{name} has no item 0: a dataset has items 0 … n - 1, each a sample; of a table "
             "or a dictionary give arrays (x, y)"
         ) from error
-    x, label = item_of(first)
-    if label is not None:
-        class_of(label, 0)
+    sample = read(first if collate is None else collate([first]), form, collate is not None)
+    batched = collate is not None
+    parts = sample.parts(batched)
+    if collate is not None:
+        count = 1 if sample.label is None else len(as_array(sample.label))
+        check_batch(collate, 1, len(sample.tensors[0]), count)
+    _check_label(sample.label, form.task, batched)
+    shape = packed_shape(parts) if parts else sample.tensors[0].shape[int(batched) :]
     # Only the shape of these inputs matters: they take no memory, and are never read.
-    placeholder = torch.zeros(1).expand(len(items), *x.shape)
+    placeholder = torch.zeros(1).expand(len(items), *shape)
     # Labels are read with the inputs. To read this tensor's values fails.
     labels = torch.empty(len(items), dtype=torch.long, device="meta")
-    index = torch.arange(len(items))
-    return Items(placeholder, labels, index, scale=1.0, items=items, labeled=label is not None)
+    return Items(
+        placeholder,
+        labels,
+        torch.arange(len(items)),
+        scale=1.0,
+        items=items,
+        labeled=sample.label is not None,
+        form=form,
+        collate=collate,
+        parts=parts,
+    )
 
 
-def from_tensors(x: Tensor | np.ndarray, y: Tensor | np.ndarray | None = None) -> Samples:
-    """Inputs (n, *shape) as the network takes them, and labels (n,) if there are any."""
+def _check_label(label: Any, task: str, batched: bool) -> None:
+    """Raise ValueError for a first label that is none of the task."""
+    if label is None:
+        return
+    if batched:
+        labels_of_node(as_array(label), "a mini-batch", task)
+    elif task in (LABELS, VALUES):
+        numbers_of(label, 0, task)
+    else:
+        class_of(label, 0, 2 if task == BINARY else 0)
+
+
+def check_batch(collate: Collate, count: int, inputs: int, labels: int) -> None:
+    """Raise ValueError unless a mini-batch has an input and a label for each of `count` items."""
+    if inputs == labels == count:
+        return
+    name = getattr(collate, "__name__", type(collate).__name__)
+    raise ValueError(
+        f"the collate function {name} made {inputs} inputs and {labels} labels of {count} items; "
+        "it must make one of each item, along the first axis"
+    )
+
+
+def _stacked(inputs: list[Tensor], rows: list[int]) -> Tensor:
+    """The inputs of a mini-batch as one tensor. Raises ValueError if their shapes differ."""
+    for row, x in zip(rows, inputs, strict=True):
+        if x.shape != inputs[0].shape:
+            raise ValueError(
+                f"item {rows[0]} has inputs of shape {tuple(inputs[0].shape)}, item {row} of "
+                f"{tuple(x.shape)}; give a DataLoader whose collate_fn pads them, or items of one "
+                "shape"
+            )
+    return torch.stack(inputs)
+
+
+def from_tensors(x: Any, y: Any = None, form: Form | None = None) -> Samples:
+    """Inputs (n, *shape) as the network takes them, and labels (n,) or (n, k) if there are any."""
     x = as_tensor(x)
-    return _of_rows(x, y, np.arange(len(x)), "labels")
+    check_whole(x)
+    return _of_rows(x, y, np.arange(len(x)), "labels", (form or Form()).task)
 
 
-def _of_rows(x: Tensor, y: Any, rows: np.ndarray, source: str) -> Samples:
-    """Rows of inputs and of labels, if there are any, whose classes are checked in these rows."""
+def from_batch(batch: Any, form: Form) -> Samples:
+    """All samples at once: a mapping of columns, or (x, y) with several tensors x, each (n, …)."""
+    whole = read(batch, form, batched=True)
+    counts = {len(tensor) for tensor in whole.tensors}
+    if len(counts) > 1:
+        raise ValueError(f"the inputs have {sorted(counts)} samples; each needs a row for each")
+    parts = whole.parts(batched=True)
+    if not parts:
+        return from_tensors(whole.tensors[0], whole.label, form)
+    x = packed(whole.tensors, have_equal_shapes(parts))
+    samples = _of_rows(x, whole.label, np.arange(len(x)), "labels", form.task)
+    return PackedSamples(samples.x, samples.y, samples.index, scale=1.0, parts=parts)
+
+
+def _of_rows(x: Tensor, y: Any, rows: np.ndarray, source: str, task: str = CLASSES) -> Samples:
+    """Rows of inputs and of labels, if there are any, which are checked in these rows."""
     labels = np.full(len(x), UNLABELED)
     if y is not None:
         given = as_array(y)
         if given.ndim and len(given) != len(x):
             raise ValueError(f"{len(x)} inputs, but {len(given)} labels; each input needs one")
-        labels[rows] = of_node(given[rows] if given.ndim else given, source)
+        of_rows = labels_of_node(given[rows] if given.ndim else given, source, task)
+        if of_rows.ndim > 1:
+            labels = np.full((len(x), of_rows.shape[1]), np.nan, np.float32)
+        labels[rows] = of_rows
     if not len(x):
         raise ValueError("there are 0 inputs; at least one is needed")
     return Samples(x, torch.from_numpy(labels), torch.from_numpy(rows), scale=1.0)
@@ -131,50 +251,25 @@ def _in_tensors(items: Any) -> tuple[Tensor, Tensor | None, np.ndarray] | None:
         return x, y, rows[np.asarray(items.indices, dtype=np.int64)]
     if type(items) is TensorDataset and len(items.tensors) in (1, 2):
         x, *labels = items.tensors
+        check_whole(x)
         return x, labels[0] if labels else None, np.arange(len(x))
     return None
 
 
-def item_of(item: Any) -> tuple[Tensor, Any]:
-    """Input and label of a dataset's item; None where it has no label. Raises ValueError for a
-    mapping in which it is not clear what is which."""
-    if isinstance(item, Mapping):
-        x, y = _of_mapping(item)
-    elif isinstance(item, tuple | list):
-        if not 1 <= len(item) <= 2:
-            raise ValueError(f"an item has {len(item)} parts; {FORMS}")
-        x, y = item[0], item[1] if len(item) == 2 else None
-    else:
-        x, y = item, None
-    try:
-        return as_tensor(x), y
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"an item holds {type(x).__name__} where its input should be a tensor, array, numbers "
-            f"or a picture; {FORMS}"
-        ) from error
+def numbers_of(label: Any, row: int, task: str, count: int = 0) -> list[float]:
+    """The several labels or values of an item. Raises ValueError for others, and unless there are
+    `count` > 0."""
+    numbers = labels_of_node(as_array(label)[None], f"item {row}", task)
+    check_fits(numbers, count, f"item {row}")
+    values: list[float] = numbers[0].tolist()
+    return values
 
 
-def _of_mapping(columns: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Input and label of a mapping, by the usual names."""
-    inputs = [name for name in INPUTS if name in columns]
-    labels = [name for name in LABELS if name in columns]
-    for names, what in ((inputs, "input"), (labels, "label")):
-        if len(names) > 1:
-            raise ValueError(
-                f"an item has {' and '.join(names)}, and each may be its {what}; leave one of them "
-                "out"
-            )
-    if not inputs:
-        return None, None
-    others = [name for name in columns if name not in inputs]
-    if not labels and others:
-        raise ValueError(
-            f"an item has {inputs[0]} and {', '.join(map(str, others))}, and none of the names of "
-            f"labels ({', '.join(LABELS)}); rename the label, or give a client without labels its "
-            "inputs alone"
-        )
-    return columns[inputs[0]], columns[labels[0]] if labels else None
+def as_labels(labels: Sequence[Any]) -> Tensor:
+    """Labels of items as a tensor: (n,) classes, or (n, k) where the task has several."""
+    if labels and isinstance(labels[0], list):
+        return torch.tensor(labels, dtype=torch.float32)
+    return torch.tensor(labels, dtype=torch.long)
 
 
 def class_of(label: Any, row: int, num_classes: int = 0) -> int:
@@ -190,25 +285,3 @@ def class_of(label: Any, row: int, num_classes: int = 0) -> int:
         text = str(error).replace(": row 0 has", " has")  # the item is its own row 0
         raise ValueError(text) from error
     return int(y[0])
-
-
-def as_array(value: Any) -> np.ndarray:
-    """An array of a tensor, an array, a list or a number."""
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-
-
-def as_tensor(value: Any) -> Tensor:
-    """A tensor of an array, of lists, or of a picture: (channels, height, width) in [0, 1].
-
-    Raises TypeError or ValueError for other values."""
-    if isinstance(value, Tensor):
-        return value
-    if hasattr(value, "getbands"):  # of Pillow
-        from torchvision.transforms.functional import to_tensor
-
-        picture: Tensor = to_tensor(value)
-        return picture
-    array = np.asarray(value)
-    if not array.ndim:
-        raise TypeError(f"{value!r:.80} is no array")
-    return torch.from_numpy(np.ascontiguousarray(array))

@@ -81,10 +81,13 @@ class Samples:
         return self.y[self.index]
 
     def below(self, num_classes: int) -> "Samples":
-        """These samples. Raises ValueError for a label that is not below `num_classes`."""
+        """These samples. Raises ValueError for a label that is not below `num_classes`, and for
+        several labels or values of another number."""
         labels = self.labels()
         if labels.ndim == 1:
             check_below(labels.cpu().numpy(), num_classes, "labels")
+        else:
+            check_columns(labels.shape[1], num_classes)
         return self
 
     def converted(self) -> Self:
@@ -103,6 +106,15 @@ class Samples:
         x = _moved(self.x, str(device))
         y = _moved(self.y, str(device))
         return Samples(x, y, self.index.to(device), self.scale, self.mean, self.std)
+
+
+def check_columns(count: int, num_outputs: int) -> None:
+    """Raise ValueError unless there is an output for each of `count` labels or values."""
+    if count != num_outputs:
+        raise ValueError(
+            f"a sample has {count} labels or values, but the network has {num_outputs} outputs; "
+            "each needs one output"
+        )
 
 
 def labeled_rows(y: Tensor) -> Tensor:

@@ -81,6 +81,9 @@ class Client(Streaming, Configured, NumPyClient):
     separately_trained: tuple[str, ...] = ()
     # The network must have the form ``head(features(x))``, see `clients.models.head`.
     needs_head = False
+    # A method with a head needs to know its arrays' names alone: `head` may be any layer, and other
+    # steps may follow it.
+    head_by_name = False
     # The client learns from public samples, which belong to no client.
     needs_public = False
     # The tasks that the method serves, see `fedapps.common.tasks`.

@@ -4,15 +4,24 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from fedapps.common.tasks import BINARY, CLASSES
+
 Criterion = Callable[[Tensor, Tensor], Tensor]  # of logits (n, C) and labels (n,)
 
 
 class OwnLoss(nn.Module):
     """A user's loss. If it is a module, its tensors, such as class weights, move with it.
 
-    Raises ValueError for a class, and for an object that is not callable."""
+    It gets the outputs of the user's network, which `from_logits` makes of logits, and labels; for
+    `binary` these are decimals (n, 1), as losses of torch take them. Raises ValueError for a class,
+    and for an object that is not callable."""
 
-    def __init__(self, loss: Criterion) -> None:
+    def __init__(
+        self,
+        loss: Criterion,
+        task: str = CLASSES,
+        from_logits: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         if isinstance(loss, type) or not callable(loss):
             raise ValueError(
@@ -20,9 +29,15 @@ class OwnLoss(nn.Module):
                 "such as torch.nn.CrossEntropyLoss()"
             )
         self.loss = loss
+        self._task = task
+        self._from_logits = from_logits
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss (). Raises ValueError for a result that is not one number."""
+        if self._from_logits is not None:
+            logits = self._from_logits(logits)
+        if self._task == BINARY:
+            labels = labels.to(logits.dtype).view(logits.shape)
         value = self.loss(logits, labels)
         if isinstance(value, Tensor) and not value.ndim:
             return value

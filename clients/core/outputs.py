@@ -3,6 +3,9 @@
 Outputs z are (n, C) for `classes`, (n, 1) for `binary`, and (n, k) for `labels` and `values`. See
 `fedapps.common.tasks.Targets` for the labels."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,6 +17,27 @@ from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES, Targets
 def binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     """Mean −log σ(±z) for outputs (n, 1) and classes 0 and 1 (n,), or for truth values (n, k)."""
     return F.binary_cross_entropy_with_logits(z, y.to(z.dtype).view(z.shape))
+
+
+def like_outputs(z: Tensor, y: Tensor, task: str) -> Tensor:
+    """Labels y in the shape of the outputs z (n, 1) for `binary`, where y is (n,)."""
+    return y.view(z.shape) if task == BINARY else y
+
+
+LOGITS, PROBABILITIES = "logits", "probabilities"  # what a user's network gives
+
+
+def _unchanged(z: Tensor) -> Tensor:
+    return z
+
+
+def from_logits(outputs: str, task: str) -> Callable[[Tensor], Tensor]:
+    """How the user's network's own `outputs` follow from logits z (n, k)."""
+    if outputs == LOGITS:
+        return _unchanged
+    if task == CLASSES:
+        return partial(torch.softmax, dim=1)
+    return torch.sigmoid
 
 
 CRITERIA: dict[str, Criterion] = {

@@ -34,7 +34,7 @@ class APFLClient(Client):
         stored_v = to_tensors(group(self.state, "own"), self.device)
         self.v: dict[str, Tensor] = {}
         for name, w_i in self.w.items():
-            start = stored_v.get(name, w_i)
+            start = stored_v.get(name, w_i).to(w_i.dtype)  # the state has bfloat16 as float32
             self.v[name] = start.detach().clone().requires_grad_()
         alpha = float(self.state["mixing"]) if stored_v else self.mixing
         self.alpha = torch.tensor(alpha, device=self.device, requires_grad=self.learn)
@@ -67,4 +67,4 @@ class APFLClient(Client):
         with torch.no_grad():
             for name, p in self.model.named_parameters():
                 if name in v:
-                    p.lerp_(v[name], float(self.state["mixing"]))
+                    p.lerp_(v[name].to(p.dtype), float(self.state["mixing"]))

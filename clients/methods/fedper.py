@@ -8,6 +8,7 @@ class FedPerClient(Client):
     """The last linear layer is personal: trained locally, kept between rounds, never sent."""
 
     needs_head = True
+    head_by_name = True
     personal = ("head.",)
     needs_state = StateUse.PREDICTIONS
 

@@ -22,6 +22,7 @@ class LGFedAvgClient(Client):
     offers = ("personal-body",)
     needs_state = StateUse.PREDICTIONS
     needs_head = True
+    head_by_name = True
     separately_trained = (HEAD,)
 
     @classmethod

@@ -25,6 +25,7 @@ class PFedMeClient(Client):
     """`lr` is η, `penalty` is λ, `inner_steps` is K; the inner SGD runs with `personal_lr` and
     the local momentum and weight decay. θ_i is stored as ``theta/…`` between rounds."""
 
+    head_by_name = True
     offers = ("near-model",)
     rates = ("lr", "personal_lr")
     needs_state = StateUse.PREDICTIONS
@@ -54,6 +55,8 @@ class PFedMeClient(Client):
         for x, y in mini_batches(samples, rows):
             total_loss += self.solve(x, y, w)
             for name, p in theta.items():
+                if not p.requires_grad:
+                    continue
                 w[name] -= self.lr * self.penalty * (w[name] - p.detach())
         last_theta = model_arrays(self.model, self.frozen)
         reply = self.arrays()  # for running statistics; parameters are those of w

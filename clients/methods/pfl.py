@@ -40,6 +40,7 @@ class PFLClient(Client):
 
     needs_state = StateUse.PREDICTIONS
     needs_head = True
+    head_by_name = True
     separately_trained = (HEAD,)
     exchanges = ("query.export", "query.domain")
 

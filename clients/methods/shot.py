@@ -16,6 +16,7 @@ class SHOTClient(TENTClient):
     """TENT's client with another objective, over the body; `diversity` >= 0 weighs H(Y)."""
 
     needs_head = True
+    head_by_name = True
     separately_trained = ("head.",)
 
     diversity = setting(1.0, "weight of the entropy of the mean prediction", NONNEGATIVE)

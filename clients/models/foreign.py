@@ -1,29 +1,26 @@
 """Networks from outside the package: what they take and return is found by trial, before a run."""
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from logging import INFO
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
-from flwr.common.logger import log
 from torch import Tensor, nn
+
+from fedapps.common.once import say_once
+from fedapps.common.seeds import drawing
+from fedapps.common.tasks import BINARY, CLASSES, VALUES
+from partitions.parts import Part, unpacked
+from partitions.shares import Samples
 
 COMPILED = "_orig_mod"  # where torch.compile keeps the network that it was given
 TRAINING = ("training_step", "configure_optimizers", "manual_backward", "optimizer_step")
 LIBRARIES = ("lightning", "pytorch_lightning")  # whose base classes define these
-_said: set[str] = set()  # what was logged, once a process
-_lock = threading.Lock()
-
-
-def say_once(text: str) -> None:
-    """Log the text unless this process has done so."""
-    with _lock:
-        new = text not in _said
-        _said.add(text)
-    if new:
-        log(INFO, text)
+SPREAD = 0.1  # of the noise on parameters, so that a scale of 1 shows in a trial
+SCALES = (1.0, 100.0)  # of the inputs of a trial, so that a bound of the outputs shows
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError)  # of inputs of another kind
 
 
 def layers_of(network: nn.Module) -> str:
@@ -42,14 +39,40 @@ def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
     return torch.zeros(2, *shape, device=device)
 
 
+def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+    """Four random inputs (4, *shape), on the device of the network's parameters; of zeros and ones
+    where the network takes whole numbers."""
+    device = blank_inputs(network, shape).device
+    with drawing(1):
+        if any(isinstance(hook, _Whole) for hook in network._forward_pre_hooks.values()):
+            return torch.randint(0, 2, (4, *shape)).float().to(device)
+        return scale * torch.randn(4, *shape).to(device)
+
+
+def varied(network: nn.Module) -> nn.Module | None:
+    """A copy with noise on its parameters; None if it cannot be copied."""
+    try:
+        copy = deepcopy(network)
+    except (RuntimeError, TypeError):
+        return None
+    with drawing(0), torch.no_grad():
+        for parameter in copy.parameters():
+            if parameter.is_floating_point():
+                parameter.add_(SPREAD * torch.randn_like(parameter))
+    return copy
+
+
 def logits_of(output: Any) -> Tensor:
-    """The logits in a network's output: the output itself, ``output["logits"]`` of a mapping, as
-    the outputs of Hugging Face are, or the first entry of a tuple or list.
+    """The logits in a network's output: the output itself, ``output["logits"]`` of a mapping,
+    ``output.logits`` of another object, as the outputs of Hugging Face are, or the first entry of a
+    tuple or list.
 
     Raises ValueError for another output."""
     logits = output
     if isinstance(output, Mapping):
         logits = output.get("logits")
+    elif hasattr(output, "logits"):
+        logits = output.logits
     elif isinstance(output, tuple | list) and output:
         logits = output[0]
     if isinstance(logits, Tensor):
@@ -60,23 +83,130 @@ def logits_of(output: Any) -> Tensor:
         described += f" with {keys}"
 
     raise ValueError(
-        f"the network returns {described}; it must return logits (n, C), a mapping that has them "
-        "under 'logits', or a tuple whose first entry they are"
+        f"the network returns {described}; it must return logits (n, C), a mapping or an object "
+        "that has them under 'logits', or a tuple whose first entry they are"
     )
 
 
-def _only_logits(network: nn.Module, inputs: Any, output: Any) -> Any:
-    """A forward hook: of several outputs the logits remain."""
-    if isinstance(output, Tensor):
+def first_tensor(values: Any) -> Tensor | None:
+    """The first tensor among nested tuples, lists and mappings; None if there is none."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, tuple | list):
         return None
+    for value in values:
+        tensor = first_tensor(value)
+        if tensor is not None:
+            return tensor
+    return None
+
+
+class _Outputs:
+    """A forward hook: of several outputs the logits remain, and one output for each sample is a
+    column (n, 1). `to_logits` makes logits of what the network gives."""
+
+    def __init__(self) -> None:
+        self.to_logits: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, network: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor:
+        logits = output if isinstance(output, Tensor) else _main(network, output)
+        if logits.ndim < 2:
+            x = first_tensor((args, kwargs))
+            count = len(logits) if x is None else len(x)  # `squeeze` also drops a single sample
+            logits = logits.reshape(count, -1)
+        if self.to_logits is not None:
+            logits = self.to_logits(logits)
+        return logits
+
+
+def _main(network: nn.Module, output: Any) -> Tensor:
+    """The logits among several outputs; says once which these are."""
     logits = logits_of(output)
     kind = type(output).__name__
-    which = "'logits'" if isinstance(output, Mapping) else "its first entry"
+    which = "its first entry"
+    if isinstance(output, Mapping) or hasattr(output, "logits"):
+        which = "'logits'"
+    if isinstance(output, Mapping | tuple | list):
+        kind += f" of {len(output)}"
     say_once(
-        f"{type(network).__name__} returns a {kind} of {len(output)}: {which} is what is trained "
-        "and scored, the rest is dropped"
+        f"{type(network).__name__} returns a {kind}: {which} is what is trained and scored, the "
+        "rest is dropped"
     )
     return logits
+
+
+def log_odds(probabilities: Tensor) -> Tensor:
+    """log p − log(1 − p). Its binary cross entropy is that of p, with the same gradients."""
+    limits = torch.finfo(probabilities.dtype)
+    p = probabilities.clamp(limits.tiny, 1 - limits.eps / 2)
+    return p.log() - (1 - p).log()
+
+
+def log_probabilities(probabilities: Tensor) -> Tensor:
+    """log p (n, C), whose softmax is p."""
+    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+
+def of_probabilities(network: nn.Module, task: str) -> nn.Module:
+    """The adopted network, whose outputs are probabilities; their logits remain."""
+    hook = _hook_of(network)
+    assert hook is not None
+    hook.to_logits = log_probabilities if task == CLASSES else log_odds
+    return network
+
+
+def _hook_of(network: nn.Module) -> _Outputs | None:
+    """The hook of `adopted`; None for a network of this package."""
+    for hook in network._forward_hooks.values():
+        if isinstance(hook, _Outputs):
+            return hook
+    return None
+
+
+def check_logits(network: nn.Module, shape: tuple[int, ...], task: str, instead: str = "") -> None:
+    """Raise ValueError for an adopted network whose outputs are probabilities for all inputs: the
+    loss of the task would squash them a second time. `instead` says what else helps."""
+    hook = _hook_of(network)
+    if task == VALUES or hook is None or hook.to_logits is not None:
+        return
+    first = _output_for(network, blank_inputs(network, shape))
+    if first is None or not _are_probabilities(first, task):
+        return
+    trial = varied(network)
+    if trial is None:
+        return
+    for scale in SCALES:
+        outputs = _output_for(trial, trial_inputs(trial, shape, scale))
+        if outputs is None or not _are_probabilities(outputs, task):
+            return
+    step = "softmax" if task == CLASSES else "sigmoid"
+    raise ValueError(
+        f"{type(network).__name__} gives probabilities, as a {step} at its end does, and the loss "
+        f"of task={task} takes logits; leave the {step} out{instead}"
+    )
+
+
+def _output_for(network: nn.Module, x: Tensor) -> Tensor | None:
+    """What the network gives in evaluation mode; None if it cannot take x."""
+    training = network.training
+    try:
+        with torch.no_grad():
+            output: Tensor = network.eval()(x)
+    except Exception:  # whatever code from outside raises
+        return None
+    finally:
+        network.train(training)
+    return output
+
+
+def _are_probabilities(outputs: Tensor, task: str) -> bool:
+    """Whether all lie in [0, 1] and not all on its ends; those of classes add up to 1."""
+    if not ((outputs >= 0) & (outputs <= 1)).all() or ((outputs == 0) | (outputs == 1)).all():
+        return False
+    sums = outputs.float().sum(1)
+    return task != CLASSES or torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
 
 
 class _Repeated:
@@ -88,6 +218,46 @@ class _Repeated:
     def __call__(self, network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *others = inputs
         return (x.expand(-1, self.channels, -1, -1), *others)
+
+
+class _Whole:
+    """A forward pre-hook: inputs become whole numbers again, as token ids are."""
+
+    def __call__(self, network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *others = inputs
+        return (x.long(), *others)
+
+
+class _Parts(_Whole):
+    """A forward pre-hook: x becomes the input tensors of which it was packed."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+
+    def __call__(self, network: nn.Module, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
+        x, *others = args
+        tensors = unpacked(x, self.parts)
+        by_position = [t for t, part in zip(tensors, self.parts, strict=True) if not part.name]
+        named = {part.name: t for t, part in zip(tensors, self.parts, strict=True) if part.name}
+        return (*by_position, *others), kwargs | named
+
+
+def takes_whole_numbers(network: nn.Module) -> bool:
+    """Whether the adopted network takes one tensor of whole numbers."""
+    return any(type(hook) is _Whole for hook in network._forward_pre_hooks.values())
+
+
+def check_whole_inputs(samples: Samples) -> None:
+    """Raise ValueError for inputs with fractions, which a network of whole numbers would lose."""
+    if not samples.fixed or not samples.x.is_floating_point():
+        return
+    fractions = samples.x[samples.index] % 1 != 0
+    if fractions.any():
+        row = int(fractions.flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"row {row} of the inputs has fractions, and the network takes whole numbers alone "
+            "(torch.nn.Embedding); give token ids as whole numbers"
+        )
 
 
 def uncompiled(network: nn.Module) -> nn.Module:
@@ -108,46 +278,97 @@ def uncompiled(network: nn.Module) -> nn.Module:
 
 
 def adopted(
-    network: Any, name: str, shape: tuple[int, ...], num_classes: int | None = None
+    network: Any,
+    name: str,
+    shape: tuple[int, ...],
+    num_outputs: int | None = None,
+    task: str = "",
+    parts: Sequence[Part] = (),
 ) -> tuple[nn.Module, int]:
     """The network, which gives logits (n, C) of inputs (n, *shape), and C. Its names stay.
 
-    Images of one channel are repeated where it takes more, and of several outputs the logits
-    remain. Raises ValueError for inputs that it cannot take, and for outputs that are no logits of
-    at least two classes, or of `num_classes`."""
+    Images of one channel are repeated where it takes more, inputs become whole numbers where it
+    takes these alone, and the `parts` of which they were packed; of several outputs the logits
+    remain. Raises ValueError for inputs that
+    it cannot take, for parameters that cannot be trained, and for outputs that are no logits of the
+    `task`, or of `num_outputs`."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name!r} gives {type(network).__name__}, not a torch.nn.Module")
     network = uncompiled(network)
     check_trains_nothing(network)
-    network.register_forward_hook(_only_logits)
+    check_types(network)
+    network.register_forward_hook(_Outputs(), with_kwargs=True)
     training = network.training
-    logits = _tried(network.eval(), name, shape)
+    logits = _tried(network.eval(), name, shape, parts)
     network.train(training)
-    classes = logits.shape[1] if logits.ndim == 2 else 0
-    if logits.shape == (2, 1):
+    outputs = logits.shape[1] if logits.ndim == 2 and len(logits) == 2 else 0
+    has_one = outputs == 1
+    if has_one and (task == CLASSES or (num_outputs or 0) > 1):
         raise ValueError(
-            f"{name!r} gives one output; it must give one for each class: it has "
-            f"{layers_of(network)}; let its last layer have {num_classes or 2} outputs, also for "
-            "two classes"
+            f"{name!r} gives one output; task={CLASSES} needs one for each class: it has "
+            f"{layers_of(network)}; let its last layer have {num_outputs or 2} outputs, or declare "
+            f"task={BINARY} (two classes, one output) or task={VALUES} (a number)"
         )
-    if logits.shape != (2, num_classes or classes) or not classes:
-        wanted = num_classes or "C"
+    if outputs and not has_one and (task == BINARY or num_outputs == 1):
+        raise ValueError(
+            f"{name!r} gives {outputs} outputs, and task={task or BINARY} needs one: it has "
+            f"{layers_of(network)}; let its last layer have one output, or declare task={CLASSES}"
+        )
+    if outputs != (num_outputs or outputs) or not outputs:
+        wanted = num_outputs or "C"
         raise ValueError(
             f"{name!r} gives {tuple(logits.shape)} for 2 inputs, not logits (2, {wanted})"
         )
-    return network, classes
+    return network, outputs
 
 
-def _tried(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
-    """The output for two blank inputs, whose channel is repeated if the network takes more.
+def check_types(network: nn.Module) -> None:
+    """Raise ValueError for quantised layers, and for complex parameters and buffers that would
+    travel."""
+    name = type(network).__name__
+    quantised = []
+    for place, module in network.named_modules():
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if ".quantized" in type(module).__module__ or any(t.is_quantized for t in tensors):
+            quantised.append(place or "itself")
+    if quantised:
+        raise ValueError(
+            f"{name} has quantised layers, which are not trained: {', '.join(quantised):.300}; "
+            "give the network before its quantisation"
+        )
+    frozen = {place for place, p in network.named_parameters() if not p.requires_grad}
+    complex_names = []
+    for place, tensor in network.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.is_complex() and place not in frozen:
+            complex_names.append(place)
+    if complex_names:
+        raise ValueError(
+            f"{name} has complex parameters or buffers, of which no mean is taken: "
+            f"{', '.join(complex_names):.300}; keep real and imaginary parts as real parameters "
+            "(torch.view_as_real), or freeze them"
+        )
+
+
+def _tried(network: nn.Module, name: str, shape: tuple[int, ...], parts: Sequence[Part]) -> Tensor:
+    """The output for two blank inputs, as the network takes them: packed of `parts`, as they are,
+    as whole numbers, or with repeated channels.
 
     Raises ValueError if it cannot take them."""
     x = blank_inputs(network, shape)
     with torch.no_grad():
+        if parts:
+            return _tried_parts(network, name, x, parts)
         try:
             return network(x)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except FAILURES as error:
             failure = error
+        handle = network.register_forward_pre_hook(_Whole())
+        try:
+            output: Tensor = network(x)
+            say_once(f"{type(network).__name__} takes whole numbers: its inputs stay token ids")
+            return output
+        except FAILURES:
+            handle.remove()
         channel_counts: list[int] = []
         if len(shape) == 3 and shape[0] == 1:
             channel_counts = _channel_counts(network)
@@ -156,7 +377,7 @@ def _tried(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
             handle = network.register_forward_pre_hook(_Repeated(channels))
             try:
                 return network(x)
-            except (RuntimeError, ValueError, TypeError, IndexError):
+            except FAILURES:
                 handle.remove()
     raise ValueError(f"{name!r} cannot take inputs of shape {shape}: {failure}") from failure
 
@@ -171,6 +392,25 @@ def _channel_counts(network: nn.Module) -> list[int]:
         if channels > 1 and channels not in counts:
             counts.append(channels)
     return counts
+
+
+def _tried_parts(network: nn.Module, name: str, x: Tensor, parts: Sequence[Part]) -> Tensor:
+    """The output for blank inputs packed of `parts`. Parts of whole numbers that the network takes
+    as decimals are given so, and the other way round."""
+    given = tuple(part.whole for part in parts)
+    choices = [given, *product((True, False), repeat=len(parts))]
+    failure: Exception | None = None
+    for choice in dict.fromkeys(choices):
+        chosen = [replace(p, whole=whole) for p, whole in zip(parts, choice, strict=True)]
+        handle = network.register_forward_pre_hook(_Parts(chosen), with_kwargs=True)
+        try:
+            output: Tensor = network(x)
+            return output
+        except FAILURES as error:
+            failure = failure or error  # of the parts as they were given
+            handle.remove()
+    shown = ", ".join(f"{p.name or 'by position'} {p.shape}" for p in parts)
+    raise ValueError(f"{name!r} cannot take inputs {shown}: {failure}") from failure
 
 
 def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:

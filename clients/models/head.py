@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.models.foreign import blank_inputs, layers_of
+from clients.models.foreign import COMPILED, SCALES, layers_of, trial_inputs, varied
 from fedapps.common.seeds import drawing
-
-SPREAD = 0.1  # of the noise on parameters, so that a scale of 1 shows in a trial
-SCALES = (1.0, 100.0)  # of the inputs of a trial, so that a bound of the outputs shows
 
 
 class HeadedNetwork(nn.Module):
@@ -58,29 +55,110 @@ class ForeignNetwork(HeadedNetwork):
         return self.body(x)
 
 
-def headed(network: nn.Module, method: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+class NamedHead(nn.Module):
+    """A network with the layer at `place` as its `head`, whatever stands behind it; `body` is the
+    rest and calls that layer."""
+
+    def __init__(self, network: nn.Module, place: str) -> None:
+        super().__init__()
+        head = network.get_submodule(place)
+        network.set_submodule(place, _Reference(head))
+        self.body = network
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, C)."""
+        logits: Tensor = self.body(x)
+        return logits
+
+
+class _Reference(nn.Module):
+    """Stands where a layer was and calls it; the layer's parameters belong to another module."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._layer = [layer]  # a list: a module in an attribute would be a submodule
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(vars(self)["_layer"][0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's result."""
+        return self._layer[0](*args, **kwargs)
+
+
+def headed(
+    network: nn.Module,
+    method: str,
+    shape: tuple[int, ...],
+    num_classes: int,
+    place: str = "",
+    by_name: bool = False,
+) -> nn.Module:
     """The network in the form ``head(features(x))``: itself if it has it, else split at the linear
     layer whose outputs are the network's.
 
-    Raises ValueError if no such layer has `num_classes` outputs."""
+    The declared `place`, the dotted name of a layer, is the head instead. With `by_name` the
+    method only needs to know which arrays are the head's, so further steps may follow the layer.
+    Raises ValueError if no such layer has `num_classes` outputs, and for a place that cannot be the
+    head."""
+    if place:
+        return _at_place(network, method, shape, place.removeprefix(f"{COMPILED}."), by_name)
     if isinstance(network, HeadedNetwork) and type(network).forward is HeadedNetwork.forward:
         return network
     if has_form(network, shape):
         return network
     places = []
-    for place, module in network.named_modules():
+    for name, module in network.named_modules():
         if isinstance(module, nn.Linear) and module.out_features == num_classes:
-            places.append(place)
+            places.append(name)
     # The layer that gives the outputs is mostly the last one defined; each trial runs the network.
-    for place in reversed(places):
-        if can_split(network, place, shape):
-            return split(network, place)
+    for name in reversed(places):
+        if can_split(network, name, shape):
+            return split(network, name)
+    declare = ""
+    if by_name:
+        example = places[-1] if places else "NAME"
+        declare = f"; or name the layer that is the head, as head={example}"
     raise ValueError(
         f"{type(network).__name__} does not end in a linear layer of {num_classes} outputs, which "
         f"{method} treats as the head; it has {layers_of(network)}: let its forward pass return "
-        "what such a layer gives, without a softmax, scale or other step behind it, or choose a "
-        "method without a head, such as fedavg"
+        f"what such a layer gives, without a softmax, scale or other step behind it{declare}; or "
+        "choose a method without a head, such as fedavg"
     )
+
+
+def _at_place(
+    network: nn.Module, method: str, shape: tuple[int, ...], place: str, by_name: bool
+) -> nn.Module:
+    """The network with its layer at `place` as head. Raises ValueError for a place that cannot be
+    it."""
+    name = type(network).__name__
+    if place == "head" and has_form(network, shape):
+        return network
+    layer = dict(network.named_modules()).get(place)
+    if layer is None or not place:
+        raise ValueError(
+            f"head is {place!r}, but {name} has no layer of that name; its linear layers are "
+            f"{layers_of(network)}"
+        )
+    if not list(layer.parameters()):
+        raise ValueError(
+            f"head is {place!r}, a {type(layer).__name__} without parameters; the linear layers of "
+            f"{name} are {layers_of(network)}"
+        )
+    if isinstance(layer, nn.Linear) and can_split(network, place, shape):
+        return split(network, place)
+    if not by_name:
+        raise ValueError(
+            f"head is {place!r}, but its outputs are not those of {name}; {method} computes with "
+            "the features before the head, so the forward pass must return what this layer gives; "
+            f"the linear layers are {layers_of(network)}"
+        )
+    return NamedHead(network, place)
 
 
 def split(network: nn.Module, place: str) -> ForeignNetwork:
@@ -112,30 +190,17 @@ def can_split(network: nn.Module, place: str, shape: tuple[int, ...]) -> bool:
     return agree(trial, parted, shape)
 
 
-def varied(network: nn.Module) -> nn.Module | None:
-    """A copy with noise on its parameters; None if it cannot be copied."""
-    try:
-        copy = deepcopy(network)
-    except (RuntimeError, TypeError):
-        return None
-    with drawing(0), torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.add_(SPREAD * torch.randn_like(parameter))
-    return copy
-
-
 def agree(network: nn.Module, other: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> bool:
     """Whether both have the same outputs for random inputs (4, *shape), in training and in
     evaluation mode; not if one of them fails."""
-    device = blank_inputs(network, shape).device
     for training, scale in product((False, True), SCALES):
         for each in (network, other):
             if isinstance(each, nn.Module):
                 each.train(training)
         outputs = []
+        x = trial_inputs(network, shape, scale)
         for each in (network, other):
             with drawing(1), torch.no_grad():
-                x = scale * torch.randn(4, *shape).to(device)
                 try:
                     outputs.append(each(x))
                 except Exception:  # whatever code from outside raises

@@ -1,13 +1,12 @@
 """What the `data` function of an app returns, as a client's share."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from flwr.common.logger import log
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -17,49 +16,82 @@ from torch.utils.data import (
     default_collate,
 )
 
-from partitions.items import from_items, from_tensors
+from fedapps.common.once import say_once
+from fedapps.common.tasks import Targets
+from partitions.items import from_batch, from_items, from_tensors
+from partitions.reading import Form, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
 
 FORMS = (
-    "return training samples, or a pair of training and validation samples; samples are a "
-    "DataLoader, a dataset, a tensor or array of inputs, or a pair of them (x, y)"
+    "return training samples, (training, validation), (training, validation, test), or a dict with "
+    "these keys; samples are a DataLoader, a dataset, a DataFrame, a dict of columns, a tensor, "
+    "array or list of inputs, or a pair of inputs and labels (x, y)"
 )
-_said: set[str] = set()  # sentences that this process has logged
+ARRAYS = Tensor | np.ndarray
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
 
 
-def share_of(given: Any, context: Context, public: Callable[[], Tensor] | None = None) -> Share:
-    """A client's share of what its node's `data` function returned.
+@dataclass(frozen=True)
+class Given:
+    """What `data` returned, by its use; None where there is nothing."""
+
+    train: Any
+    validation: Any = None
+    test: Any = None
+
+
+def share_of(
+    given: Any,
+    context: Context,
+    public: Callable[[], Tensor] | None = None,
+    form: Form | None = None,
+) -> Share:
+    """A client's share of what its node's `data` function returned, read as `form` says.
 
     It is novel if its training samples have no labels, or by its node configuration. Raises
     ValueError for data with another reading, or with a part that would not be used."""
-    training, validation = _parts(given)
-    train = _samples(training)
-    held_out = None if validation is None else _samples(validation)
+    form = form or Form()
+    parts = given_parts(given)
+    train = _samples(parts.train, form)
     empty = replace(train, index=train.index[:0])
+    held_out = empty if parts.validation is None else _samples(parts.validation, form)
+    test = None if parts.test is None else _samples(parts.test, form)
     novel = bool(context.node_config.get("novel", False))
-    if not novel and held_out is not None:
-        _check_labels(train, held_out)
-    if novel and held_out is not None:
+    if not novel:
+        for samples, name in ((held_out, "validation"), (test, "test")):
+            if samples is not None and len(samples):
+                _check_labels(train, samples, name)
+    if novel and parts.validation is not None:
         _say(
             "a novel client (novel=true) is scored on its training samples; its validation samples "
             "are not used"
         )
     novel = novel or not train.has_labels
+    if not novel and parts.validation is None:
+        _say(
+            "data returned training samples alone, so the node's model is not evaluated; return "
+            "(training, validation)"
+        )
     public_samples = None if public is None else from_tensors(public())
     return Share(
         train=empty if novel else train,
-        validation=empty if held_out is None else held_out,
-        test=None,
+        validation=held_out,
+        test=test,
         everything=train,
         novel=novel,
         public=public_samples,
+        targets=Targets(form.task),
     )
 
 
 def say_what_is_unused(given: Any, batch_size: int) -> None:
     """Say once which options of the training samples' DataLoader are not used; `batch_size` is the
     client's setting."""
-    loader, _ = _parts(given)
+    loader = given_parts(given).train
     if not isinstance(loader, DataLoader):
         return
     if batch_size != loader.batch_size:
@@ -80,51 +112,135 @@ def say_what_is_unused(given: Any, batch_size: int) -> None:
 
 
 def _say(text: str) -> None:
-    """Warn once in a process: `data` is called for every message."""
-    if text not in _said:
-        _said.add(text)
-        log(WARNING, text)
+    """Warn once in a process."""
+    say_once(text, WARNING)
 
 
-def _parts(given: Any) -> tuple[Any, Any]:
-    """Training and validation samples as they are given; None for validation if there are none."""
+def given_parts(given: Any) -> Given:
+    """Training, validation and test samples as they are given. Raises ValueError for another number
+    of parts."""
+    if isinstance(given, Mapping) and not is_table(given):
+        splits = _of_splits(given)
+        if splits is not None:
+            return splits
+    if not isinstance(given, tuple | list):
+        return Given(given)
     # A pair of tensors is inputs and labels, not training and validation inputs.
-    if _are_tensors(given) or not isinstance(given, tuple | list):
-        return given, None
-    if len(given) == 2:
-        return given[0], given[1]
+    if _are_inputs_and_labels(given):
+        if len(given) == 2:
+            say_once("data returned (x, y): the inputs of training samples and their labels")
+        return Given(given)
+    if len(given) == 2 and not is_list_of_numbers(given):
+        say_once("data returned a pair: training samples and validation samples")
+        return Given(*given)
+    if len(given) == 3 and all(map(_is_dataset, given)):
+        say_once("data returned training, validation and test samples")
+        return Given(*given)
     if isinstance(given, tuple):
         raise ValueError(f"data returned a tuple of {len(given)} parts; {FORMS}")
-    return given, None
+    return Given(given)
 
 
-def _samples(part: Any) -> Samples:
+def _of_splits(given: Mapping[str, Any]) -> Given | None:
+    """The parts of a dict whose keys name them; None if its keys are those of columns."""
+    uses = {name: use for use, names in SPLITS.items() for name in names}
+    if not given or not set(given) <= set(uses):
+        return None
+    parts: dict[str, Any] = {}
+    for name, samples in given.items():
+        if uses[name] in parts:
+            raise ValueError(f"data returned {', '.join(given)}; two of them are {uses[name]} data")
+        parts[uses[name]] = samples
+    if "train" not in parts:
+        raise ValueError(f"data returned {', '.join(given)} without training samples; {FORMS}")
+    if set(parts) == {"train", "test"}:
+        _say("of train and test samples the test samples are the validation samples")
+        parts["validation"] = parts.pop("test")
+    return Given(**parts)
+
+
+def _is_dataset(part: Any) -> bool:
+    """Whether it is a set of samples, and neither an array nor a sample."""
+    if isinstance(part, ARRAYS | str | int | float):
+        return False
+    if isinstance(part, tuple):
+        return _are_inputs_and_labels(part)
+    return isinstance(part, DataLoader) or is_table(part) or hasattr(part, "__getitem__")
+
+
+def _are_inputs_and_labels(given: Any) -> bool:
+    """Whether it is (x,) or (x, y): inputs, and a label for each."""
+    if not isinstance(given, tuple | list) or not 1 <= len(given) <= 2:
+        return False
+    if all(isinstance(part, ARRAYS) for part in given):
+        return True
+    if len(given) == 1 or not isinstance(given, tuple):
+        return False
+    x, y = given
+    if isinstance(x, ARRAYS) or is_table(x) or is_list_of_numbers(x):
+        return isinstance(y, ARRAYS) or _is_column(y)
+    several = isinstance(x, Mapping) or (isinstance(x, tuple) and _is_tensors(x))
+    return several and _is_column(y)
+
+
+def _is_tensors(given: tuple[Any, ...]) -> bool:
+    return bool(given) and all(isinstance(part, ARRAYS) for part in given)
+
+
+def _is_column(y: Any) -> bool:
+    """Whether it is one label for each sample: an array (n,) or (n, 1), a list of such, or a column
+    of a table."""
+    if isinstance(y, list):
+        return is_list_of_numbers(y) or (bool(y) and isinstance(y[0], str))
+    shape = tuple(getattr(y, "shape", ()))
+    return shape[1:] in ((), (1,)) and len(shape) > 0 and not is_table(y)
+
+
+def _samples(part: Any, form: Form) -> Samples:
     """Samples in one of the `FORMS`."""
-    if isinstance(part, Tensor | np.ndarray):
-        return from_tensors(part)
-    if _are_tensors(part):
-        return from_tensors(*part)
+    if isinstance(part, DataLoader):
+        dataset = _dataset(part)
+        collate = None if part.collate_fn is default_collate else part.collate_fn
+        return from_items(dataset, form, collate)
+    if is_table(part):
+        x, y = of_table(part, form)
+        return from_tensors(x, y, form)
+    if isinstance(part, ARRAYS) or is_list_of_numbers(part):
+        return from_tensors(_as_inputs(part), form=form)
+    if isinstance(part, Mapping):
+        return from_batch(part, form)
+    if _are_inputs_and_labels(part):
+        x, *labels = part
+        y = labels[0] if labels else None
+        if is_table(x):
+            return from_tensors(of_table(x, form, labels=False)[0], y, form)
+        if isinstance(x, ARRAYS | list):
+            return from_tensors(_as_inputs(x), y, form)
+        return from_batch((x, y), form)
     if isinstance(part, tuple):
         kinds = ", ".join(type(item).__name__ for item in part)
         raise ValueError(f"data returned ({kinds}) as samples; {FORMS}")
-    if isinstance(part, DataLoader):
-        return from_items(_dataset(part))
-    return from_items(part)
+    return from_items(part, form)
 
 
-def _are_tensors(given: Any) -> bool:
-    """Whether it is (x,) or (x, y)."""
-    arrays = (Tensor, np.ndarray)
-    if not isinstance(given, tuple | list) or not 1 <= len(given) <= 2:
-        return False
-    return all(isinstance(part, arrays) for part in given)
+def _as_inputs(x: Any) -> Any:
+    """Inputs as they are; of lists an array. Raises ValueError for rows of different lengths."""
+    if not isinstance(x, list):
+        return x
+    lengths = {len(row) for row in x if isinstance(row, list)}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"inputs are lists of {min(lengths)} to {max(lengths)} numbers; pad them to one "
+            "length, or give a DataLoader whose collate_fn does"
+        )
+    return np.asarray(x)
 
 
-def _check_labels(train: Samples, validation: Samples) -> None:
+def _check_labels(train: Samples, held_out: Samples, name: str) -> None:
     """Raise ValueError if only one of them has labels: the other's would not be used."""
-    if train.has_labels == validation.has_labels:
+    if train.has_labels == held_out.has_labels:
         return
-    has, lacks = ("training", "validation") if train.has_labels else ("validation", "training")
+    has, lacks = ("training", name) if train.has_labels else (name, "training")
     raise ValueError(
         f"the {has} samples have labels, and the {lacks} samples have none; give both labels, or "
         "return the inputs alone for a client without labels"
@@ -132,8 +248,8 @@ def _check_labels(train: Samples, validation: Samples) -> None:
 
 
 def _dataset(loader: DataLoader[Any]) -> Any:
-    """The loader's dataset. Raises ValueError if the loader changes what a dataset's items are, or
-    how often each is drawn: local training draws its own mini-batches."""
+    """The loader's dataset. Raises ValueError if the loader changes how often each item is drawn:
+    local training draws its own mini-batches."""
     name = type(loader).__name__
     instead = "training draws its own mini-batches from the dataset"
     if type(loader).__iter__ is not DataLoader.__iter__:
@@ -151,12 +267,6 @@ def _dataset(loader: DataLoader[Any]) -> Any:
         raise ValueError(
             f"{name} has a batch_sampler ({kind}), and {instead}; return its dataset, or a "
             "torch.utils.data.Subset of it"
-        )
-    if loader.collate_fn is not default_collate:
-        kind = getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)
-        raise ValueError(
-            f"{name} has a collate_fn ({kind}), and {instead}; let the dataset's items be what it "
-            "makes of them, one sample each"
         )
     if not _draws_each_once(loader):
         kind = type(loader.sampler).__name__

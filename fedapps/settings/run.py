@@ -49,6 +49,11 @@ class RunSettings(Configured):
     train_fraction = setting(0.5, "share of the clients that train; the others are novel", "(0, 1]")
     rounds = setting(30, "number of training rounds", ROUNDS)
     model = setting("mlp", "a name of `fedapps list models`")
+    head = setting(
+        "",
+        "own network: dotted name of its last layer, for methods with a head; empty: the linear "
+        "layer that gives the outputs",
+    )
     client_models = setting(
         "",
         'sizes of `model`, such as "small,medium,big", assigned to clients in turn by client id',

@@ -206,9 +206,14 @@ def check_not_negative(y: np.ndarray, source: str) -> None:
         )
 
 
-def check_below(y: np.ndarray, num_classes: int, source: str) -> None:
+def check_below(y: np.ndarray, num_classes: int, source: str, task: str = CLASSES) -> None:
     """Raise ValueError for labels that have no output of the network, naming the first."""
     rows = np.flatnonzero(y >= num_classes)
+    if len(rows) and task == BINARY:
+        raise ValueError(
+            f"{source}: row {rows[0]} has the label {y[rows[0]]}; task={BINARY} needs 0 and 1 (or "
+            f"-1 and 1); set task={CLASSES} for more classes"
+        )
     if len(rows):
         raise ValueError(
             f"{source}: row {rows[0]} has the label {y[rows[0]]}, but the network has "

@@ -190,6 +190,13 @@ def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def is_reserved(name: str) -> bool:
+    """Whether a client's own number cannot have this name: it has another meaning, or characters
+    that names do not have."""
+    plain = name.replace("_", "-")  # a summary writes "-" as "_", so both are the same name
+    return not NAME.fullmatch(name) or plain in READERS or bool(RESERVED.fullmatch(plain))
+
+
 def _read(reader: Reader, name: str, value: Any) -> Any:
     try:
         return reader(value)
@@ -199,8 +206,7 @@ def _read(reader: Reader, name: str, value: Any) -> Any:
 
 def _unknown(name: str, value: Any) -> float | int | None:
     """A number under a name without a reader; None for other values and for reserved names."""
-    plain = name.replace("_", "-")  # readers of summaries take "_" for "-"
-    if not NAME.fullmatch(name) or plain in READERS or RESERVED.fullmatch(plain):
+    if is_reserved(name):
         return None
     try:
         return number()(value)

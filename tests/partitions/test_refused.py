@@ -27,7 +27,8 @@ from partitions.datasets.readers.omniglot import read_omniglot
 from partitions.datasets.readers.raw import Raw
 from partitions.datasets.readers.stl10 import read_stl10
 from partitions.federations import novel_shots
-from partitions.items import from_items, from_tensors, item_of
+from partitions.items import from_items, from_tensors
+from partitions.reading import Form, read
 from partitions.rules.class_fraction import ClassFractionPartitioner
 from partitions.rules.natural import NaturalPartitioner
 from partitions.rules.preference import PreferencePartitioner
@@ -93,7 +94,7 @@ def test_superclasses_are_dealt_to_equally_many_clients(divide, toy):
         (lambda: from_items(3), "int is not a dataset with items"),
         (lambda: from_items([]), "list is not a dataset with items and a length above 0"),
         (lambda: from_tensors(torch.ones(2, 4), torch.ones(3)), "2 inputs, but 3 labels"),
-        (lambda: item_of(("a", 1)), "str where its input should be a tensor"),
+        (lambda: read(("a", 1), Form()), "str where its input should be a tensor"),
         (lambda: external_code.call_with("a:b", 3, {}, {}), "'a:b' is 3; it must be a function"),
         (lambda: loading._made("os:getcwd", {}), "'os:getcwd' is .*; a dataset must be an Info"),
         (lambda: hub._read({"dev": []}, "here", (1,), ()), r"here: no split 'train'.*\['dev'\]"),

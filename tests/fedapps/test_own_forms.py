@@ -1,0 +1,222 @@
+"""The forms in which people bring samples to `client_app`: each is the same as its tensors, or is
+refused by a sentence that says what to write."""
+
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from component_runs import run_components
+from datasets import Dataset, DatasetDict
+from text_networks import Bag, Classifier, TwoKinds, padded, sentences
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
+
+from fedapps.common import once
+
+X = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0.5).long()
+TABLE = pd.DataFrame(X.numpy(), columns=["age", "height", "weight"]).assign(sick=Y.numpy())
+ROWS = TABLE.rename(columns={"sick": "label"}).to_dict("records")
+ONE_STEP = {"local_steps": 1, "batch_size": 20}
+LENGTHS = {"input_ids": (7,), "attention_mask": (7,)}
+
+
+def linear():
+    return nn.Linear(3, 2)
+
+
+def trained(data, model=linear, shape=(3,), **settings):
+    return run_components("fedavg", model, data, shape, **ONE_STEP | settings)
+
+
+def assert_same(found, expected):
+    arrays, scores = found
+    assert arrays.keys() == expected[0].keys()
+    for name, array in expected[0].items():
+        np.testing.assert_allclose(arrays[name], array, rtol=1e-5, atol=1e-7, err_msg=name)
+    for name, score in expected[1].items():
+        assert scores[name] == pytest.approx(score, rel=1e-5), name
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return trained(((X, Y), (X, Y)))
+
+
+def table_columns():
+    return {name: TABLE[name].to_numpy() for name in ("age", "height", "weight")}
+
+
+FORMS = {
+    "table": TABLE,
+    "inputs and labels of a table": (TABLE[["age", "height", "weight"]], TABLE["sick"]),
+    "lists": (X.tolist(), Y.tolist()),
+    "arrays": (X.numpy(), Y.numpy()),
+    "columns": {"x": X.numpy(), "sick": Y.tolist()},
+    "columns of numbers": table_columns() | {"sick": Y.numpy()},
+    "items": list(zip(X, Y.tolist(), strict=True)),
+    "rows": TABLE.to_dict("records"),
+    "datasets": Dataset.from_pandas(TABLE),
+    "a loader": DataLoader(TensorDataset(X, Y), batch_size=20, shuffle=True),
+    "a loader with a collate function": DataLoader(
+        Subset(TensorDataset(X, Y), range(20)),
+        collate_fn=lambda rows: (torch.stack([x for x, _ in rows]), [int(y) for _, y in rows]),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_each_form_is_the_same_as_its_tensors(form, expected):
+    assert_same(trained((form, form), label="sick"), expected)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ((X, Y), (X, Y), (X[:5], Y[:5])),
+        {"train": (X, Y), "validation": (X, Y), "test": (X[:5], Y[:5])},
+        DatasetDict(
+            train=Dataset.from_list(ROWS), val=Dataset.from_list(ROWS),
+            test=Dataset.from_list(ROWS[:5]),
+        ),
+        [DataLoader(TensorDataset(X[:n], Y[:n])) for n in (20, 20, 5)],
+    ],
+    ids=["a tuple", "a dict", "datasets", "loaders"],
+)  # fmt: skip
+def test_training_validation_and_test_samples(data, expected):
+    arrays, scores = trained(data)
+    assert_same((arrays, scores), expected)
+    z = X[:5].numpy() @ arrays["weight"].T + arrays["bias"]
+    assert scores["train-test-accuracy"] == pytest.approx((z.argmax(1) == Y[:5].numpy()).mean())
+
+
+def test_train_and_test_alone_are_training_and_validation(expected):
+    assert_same(trained({"train": (X, Y), "test": (X, Y)}), expected)
+
+
+def test_a_tables_columns_are_found_by_name(expected):
+    """Validation samples in another order of columns; a missing one is named."""
+    other = TABLE[["sick", "weight", "age", "height"]]
+    assert_same(trained((TABLE, other), label="sick"), expected)
+    rows = Dataset.from_list(ROWS).select_columns(["weight", "label", "height", "age"])
+    assert_same(trained((ROWS, rows)), expected)
+    with pytest.raises(RuntimeError, match="a table lacks age of the training samples' columns"):
+        trained((TABLE, TABLE.drop(columns="age")), label="sick")
+
+
+def test_what_was_understood_is_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    trained((X, Y), rounds=2)
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("data returned (x, y): the inputs of training samples and their labels") == 1
+    (alone,) = (text for text in said if text.startswith("data returned training samples alone"))
+    assert alone.endswith("the node's model is not evaluated; return (training, validation)")
+    caplog.clear()
+    trained(((X, Y), (X, Y)), rounds=2)
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("data returned a pair: training samples and validation samples") == 1
+
+
+def gap():
+    table = TABLE.copy()
+    table.loc[3, "height"] = np.nan
+    return table
+
+
+REFUSED = [
+    (TABLE.assign(city="here"), r"column 'city' of a table is .*'here'.*leave it out"),
+    (gap(), r"column 'height' of a table has no number in row 3, one of 1; fill"),
+    (([*X.tolist()[:-1], [1.0]], Y.tolist()), r"lists of 1 to 3 numbers; pad"),
+    ({"age": X, "height": X, "label": Y}, r"not clear which are its inputs"),
+    ({"x": X, "height": X}, r"x and height, and none of the names of labels"),
+    (TensorDataset(X, X, Y), r"an item has 3 parts.*as \(\(a, b\), y\)"),
+    ([(X[0], 0), (X[0][:2], 1)] * 9, r"item \d+ has inputs of shape .*collate_fn pads them"),
+    (DataLoader(FORMS["items"], sampler=WeightedRandomSampler(torch.ones(20), 20)), r"sampler \(W"),
+    (DataLoader(FORMS["items"], collate_fn=lambda rows: (X[:3], Y[:3])), r"made 3 inputs and 3 la"),
+]
+
+
+@pytest.mark.parametrize(("form", "words"), REFUSED)
+def test_what_is_not_understood_names_what_to_write(form, words):
+    with pytest.raises(RuntimeError, match=words):
+        trained((form, form))
+
+
+def test_three_tensors_may_be_anything():
+    with pytest.raises(RuntimeError, match=r"a tuple of 3 parts; return .*validation, test\)"):
+        trained((X, Y, X))
+
+
+IDS = torch.randint(0, 30, (20, 7), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedhn", "ditto"])
+def test_token_ids_stay_whole_numbers(method):
+    data = ((IDS, (IDS[:, 0] > 15).long()),) * 2
+    _, scores = run_components(method, Bag, data, (7,), rounds=2, lr=0.5)
+    assert 0 <= scores["train-accuracy"] <= 1
+
+
+def test_what_is_no_token_is_refused():
+    with pytest.raises(RuntimeError, match="row 0 of the inputs has fractions"):
+        trained((IDS + 0.5, Y), Bag, (7,))
+    with pytest.raises(RuntimeError, match=r"inputs go up to .* whole numbers up to 16777216"):
+        trained((IDS + 2**25, Y), Bag, (7,))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedrep", "pfedhn", "tent"])
+def test_text_as_a_tokenizer_gives_it(method):
+    """Ids and a mask by keyword, padded by a collate function, outputs as an object."""
+    loader = DataLoader(sentences(), batch_size=8, shuffle=True, collate_fn=padded)
+    _, scores = run_components(
+        method, Classifier, (loader, loader), LENGTHS, rounds=2, batch_size=8, lr=0.5
+    )
+    assert 0 <= scores["train-accuracy"] <= 1
+
+
+def test_padding_by_mini_batch_is_padding_before(expected):
+    """One step on all rows, from a loader and from tensors that were padded once; and by position,
+    which the keywords' names do not matter for."""
+    rows = sentences()
+    whole = padded(rows)
+    loader = DataLoader(rows, collate_fn=padded)
+    by_loader = trained((loader, loader), Classifier, LENGTHS, batch_size=24)
+    assert_same(trained((whole, whole), Classifier, LENGTHS, batch_size=24), by_loader)
+    labels = whole.pop("labels")
+    pair = (whole, labels)
+    assert_same(trained((pair, pair), Classifier, LENGTHS, batch_size=24), by_loader)
+    by_position = (tuple(whole.values()), labels)
+    data = (by_position, by_position)
+    assert_same(trained(data, Classifier, ((7,), (7,)), batch_size=24), by_loader)
+
+
+def test_inputs_of_different_kinds_and_shapes():
+    """Ids (7,) and numbers (3,); one step of gradient descent by torch alone."""
+    data = ((IDS, X), Y)
+    arrays, _ = trained((data, data), TwoKinds, ((7,), (3,)))
+    torch.manual_seed(0)
+    net = TwoKinds()
+    nn.functional.cross_entropy(net(IDS, X), Y).backward()
+    for name, p in net.named_parameters():
+        np.testing.assert_allclose(
+            arrays[name], (p - 0.1 * p.grad).detach().numpy(), rtol=1e-5, atol=1e-7
+        )
+
+
+def test_a_collate_function_is_called_for_each_mini_batch():
+    """Random transforms in it stay random: no two mini-batches are equal."""
+    seen = []
+
+    def noisy(rows):
+        x = torch.stack([x for x, _ in rows]) + torch.rand(len(rows), 3)
+        seen.append(x)
+        return x, torch.tensor([y for _, y in rows])
+
+    loader = DataLoader(FORMS["items"], collate_fn=noisy)
+    trained(loader, local_steps=3, rounds=2)
+    of_all = [x for x in seen if len(x) == 20]
+    assert len(of_all) == 6
+    assert len({tuple(x.sort(0).values.flatten().tolist()) for x in of_all}) == 6
