@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from clients.core.own_optimizer import TORCH_DEFAULTS, OwnOptimizer
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.common.tasks import AUTO, CLASSES, TASKS
@@ -98,6 +99,49 @@ def check_declared_task(method: str, config: Config) -> None:
             f"known: {', '.join(TASKS)}"
         )
     check_serves(method, task)
+
+
+def checked_optimizer(method: str, optimizer: Any, scheduler: Any) -> OwnOptimizer | None:
+    """The user's optimizer of local training; None without one. Raises ValueError for a value that
+    is none, and for a method that trains by SGD alone."""
+    if optimizer is None and scheduler is None:
+        return None
+    own = OwnOptimizer("sgd" if optimizer is None else optimizer, scheduler)
+    if own.given != "sgd" and not METHODS[method].client.takes_optimizer():
+        able = [name for name, m in METHODS.items() if m.client.takes_optimizer()]
+        raise ValueError(
+            f"{method} trains by steps of its own, which need plain SGD with the settings lr, "
+            f"momentum and weight-decay; optimizer= is for {', '.join(able)}"
+        )
+    return own
+
+
+def with_optimizer(
+    method: str, config: Config, given: Mapping[str, Any], optimizer: OwnOptimizer | None
+) -> Config:
+    """`config` with torch's own defaults of the optimizer where a setting is not `given`. Raises
+    Refusal for a setting that the optimizer does not read."""
+    if optimizer is None or optimizer.given == "sgd":
+        return config
+    keys = {key.removeprefix(f"{method}.") for key in given}
+    of_function = not isinstance(optimizer.given, str)
+    unread = {"lr", "momentum", "weight-decay"} if of_function else {"momentum"}
+    if keys & unread:
+        name = "a function" if of_function else optimizer.given
+        raise Refusal(
+            f"{', '.join(sorted(keys & unread))} is a setting of SGD, and optimizer= is {name}; "
+            "set it there, or leave it out"
+        )
+    changes: dict[str, Any] = {"lr": 1.0, "momentum": 0.0}  # the function has rates of its own
+    if isinstance(optimizer.given, str):
+        changes = {"momentum": 0.0} | TORCH_DEFAULTS[optimizer.given]
+    absent = {key: value for key, value in changes.items() if key not in keys}
+    return override(config, {_key_of(method, config, key): v for key, v in absent.items()})
+
+
+def _key_of(method: str, config: Config, key: str) -> str:
+    """The key of the method's own section, if it has the setting."""
+    return f"{method}.{key}" if f"{method}.{key}" in config else key
 
 
 def of_client(method: str) -> set[str]:

@@ -50,10 +50,12 @@ from fedapps.component_settings import (
     check_carried_out,
     check_declared_task,
     check_users,
+    checked_optimizer,
     clients_privacy,
     initial_configuration,
     privacy_of,
     spent_budget,
+    with_optimizer,
 )
 from fedapps.engines.in_process_grid import respond
 from fedapps.methods import METHODS
@@ -86,6 +88,8 @@ def client_app(
     loss: Criterion | None = None,
     scores: Scores = (),
     outputs: str = LOGITS,
+    optimizer: str | Callable[..., Any] | None = None,
+    scheduler: Callable[..., Any] | None = None,
     rounds: int = 0,
     mods: Sequence[Mod] | None = None,
     **settings: Any,
@@ -106,6 +110,11 @@ def client_app(
     whether the network gives "logits" or "probabilities", as one that ends in a sigmoid or a
     softmax does.
 
+    `optimizer` replaces the SGD of local training, for methods whose mathematics allows it: "sgd",
+    "adam" or "adamw", or a function of parameters that returns an optimizer of torch. `scheduler`
+    is a function of that optimizer; the result takes a step after each mini-batch. The state of
+    both begins anew in each round.
+
     ``task=`` says what labels mean, as "classes", "binary", "labels" or "values"; the server's half
     gets the same. With "binary" the loss and the scores get labels in the outputs' shape.
 
@@ -124,6 +133,7 @@ def client_app(
         raise ValueError("client_app reads rounds=… with dp='local' alone")
     kind = METHODS[method].client
     own_scores = named_scores(scores)
+    own_optimizer = checked_optimizer(method, optimizer, scheduler)
     if outputs not in (LOGITS, PROBABILITIES):
         raise ValueError(f"outputs is {outputs!r:.200}; it must be {LOGITS!r} or {PROBABILITIES!r}")
 
@@ -150,12 +160,14 @@ def client_app(
             criterion = OwnLoss(loss, task, from_logits(outputs, task))
             client.criterion = criterion.to(client.device)
         client.own_scores = own_scores
+        client.own_optimizer = own_optimizer
         say_what_is_unused(samples, client.batch_size)
         return client
 
     def handle(message: Message, context: Context) -> Message:
         def checked_client(context: Context, _: str) -> Client:
-            chosen, _named = with_run_config("client_app", method, config, keys, context.run_config)
+            chosen, named = with_run_config("client_app", method, config, keys, context.run_config)
+            chosen = with_optimizer(method, chosen, named, own_optimizer)
             sent = settings_of(message)
             check_agreement(method, chosen, keys, sent)  # both halves see the run's configuration
             check_message(method, chosen, sent)

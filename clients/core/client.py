@@ -22,6 +22,7 @@ from clients.core.evaluation import Streaming, by_parts, score_parts, score_samp
 from clients.core.flower_fast import NumPyClient
 from clients.core.layout import layout_of
 from clients.core.outputs import CRITERIA
+from clients.core.own_optimizer import OwnOptimizer
 from clients.core.own_scores import OwnScore
 from clients.core.protocol import (
     LR_FACTOR,
@@ -94,6 +95,9 @@ class Client(Streaming, Configured, NumPyClient):
     # Attributes that `loss` reads, each a list of tensors. If a class defines `loss` without this
     # line, its clients do not train in a cohort.
     vmapped_tensors: tuple[str, ...] = ()
+    # The mathematics holds for any optimizer of local training. A class that defines `train` or
+    # `fit_locally` without this line trains by SGD alone, see `takes_optimizer`.
+    any_optimizer = True
     # Attributes that are learning rates, which may decay over the rounds.
     rates: tuple[str, ...] = ("lr",)
     few_shot: FewShot = FewShot.TUNED
@@ -186,6 +190,7 @@ class Client(Streaming, Configured, NumPyClient):
         # the user's own scores of outputs and labels, by name.
         self.targets = share.targets
         self.criterion: Criterion = CRITERIA[share.targets.task]
+        self.own_optimizer: OwnOptimizer | None = None  # of the user, in place of SGD
         self.own_scores: Mapping[str, OwnScore] = {}
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
@@ -222,6 +227,15 @@ class Client(Streaming, Configured, NumPyClient):
     def uses_head(cls, values: Mapping[str, Any], /) -> bool:
         """Whether the method with these settings needs the network's head: `needs_head`."""
         return cls.needs_head
+
+    @classmethod
+    def takes_optimizer(cls) -> bool:
+        """Whether a user's optimizer may replace the SGD of local training."""
+        for name in ("train", "fit_locally"):
+            definer = next(kind for kind in cls.__mro__ if name in vars(kind))
+            if not vars(definer).get("any_optimizer", False):
+                return False
+        return True
 
     @classmethod
     def build_network(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
@@ -394,7 +408,20 @@ class Client(Streaming, Configured, NumPyClient):
         settings["parameters"] = list(settings["parameters"])
         if "rows" not in settings:
             settings["rows"] = self.rows(config)
+        if self.own_optimizer is not None:
+            settings["make_optimizer"] = partial(
+                self.own_optimizer.make,
+                lr=settings["lr"],
+                factor=self._decay(),
+                momentum=settings["momentum"],
+                weight_decay=settings["weight_decay"],
+            )
         return run_sgd(self, settings)
+
+    def _decay(self) -> float:
+        """The factor by which the learning rate has decayed."""
+        given = self._given_rates.get("lr", self.lr)
+        return self.lr / given if given else 1.0
 
     # Flower's contract
 

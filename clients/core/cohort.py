@@ -72,6 +72,8 @@ def why_alone(client: Client, settings: Settings) -> str:
         return f"{loss_class.__name__} has a loss, but does not set `vmapped_tensors`"
     if settings["loss"] != client.loss:
         return f"{type(client).__name__} trains on another function than its `loss`"
+    if settings.get("make_optimizer") is not None:
+        return f"{type(client).__name__} has an optimizer of its own"
     if settings.get("adjust") is not None:
         return f"{type(client).__name__} changes gradients"
     if any(True for _ in client.model.buffers()):

@@ -147,6 +147,8 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015) with torch.optim.Adam's defaults: betas 0.9 and 0.999, ε 1e-8."""
 
+    decoupled = False  # the weight decay is added to the gradient
+
     def update(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """One step of one group."""
         first_moments: list[Tensor] = []
@@ -177,7 +179,40 @@ class Adam(Optimizer):
             eps=1e-8,
             maximize=False,
             fused=True,  # one pass over the memory, in an eighth of the time
+            decoupled_weight_decay=self.decoupled,
         )
+
+
+class AdamW(Adam):
+    """Adam whose weight decay is p ← p − lr·weight_decay·p beside the step (Loshchilov and Hutter,
+    ICLR 2019)."""
+
+    decoupled = True
+
+
+class TorchOptimizer:
+    """A user's optimizer of `torch.optim`, and a scheduler of its learning rates for each step."""
+
+    def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters of all groups."""
+        parameters: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            parameters += group["params"]
+        return parameters
+
+    def zero_grad(self) -> None:
+        """Delete the gradients."""
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        """One step, then one of the scheduler."""
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
 
 def laid_out(tensor: Tensor, parameter: Tensor) -> Tensor:

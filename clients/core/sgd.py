@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clients.core.optimizers import SGD
+from clients.core.optimizers import SGD, Optimizer, TorchOptimizer
 from partitions.shares import Samples
 
 # Starts a concatenation, which needs a tensor even for 0 steps.
@@ -76,14 +77,18 @@ def sgd(
     clip_norm: float = 0.0,
     drift: Sequence[Tensor] = (),
     adjust: Callable[[], None] | None = None,
+    make_optimizer: Callable[[Sequence[Any]], Optimizer | TorchOptimizer] | None = None,
 ) -> float:
-    """One SGD step per mini-batch in `rows`; returns the mean loss.
+    """One step per mini-batch in `rows`, of SGD or of what `make_optimizer` makes of the
+    parameters; returns the mean loss.
 
     The gradient of the loss is clipped to `clip_norm`. `drift` holds one tensor for each parameter,
     which is then added to every gradient. Then `adjust` is called, which may change gradients. The
     momentum buffers start at zero. Raises ValueError if all parameters are frozen."""
     trained = list(parameters)
-    optimizer = SGD(trained, lr, momentum, weight_decay)
+    optimizer: Optimizer | TorchOptimizer = SGD(trained, lr, momentum, weight_decay)
+    if make_optimizer is not None:
+        optimizer = make_optimizer(trained)
     if not any(p.requires_grad for p in optimizer.parameters()):
         raise ValueError("all parameters that this step trains are frozen; leave some unfrozen")
     total: Tensor | None = None

@@ -16,6 +16,7 @@ from fedapps.common.settings import COUNT, setting
 class FedBABUClient(FedPerClient):
     """Personalizes `part` of the network in `tune_epochs` epochs at the local learning rate."""
 
+    any_optimizer = True
     also_scores_global_model = True
     needs_state = StateUse.NONE
 

@@ -15,6 +15,7 @@ from fedapps.common.settings import COUNT, setting
 class FedRepClient(FedPerClient):
     """`head_epochs` passes over the data for the head, then local steps for the body."""
 
+    any_optimizer = True
     offers = ("personal-head",)
 
     heads = HEADS

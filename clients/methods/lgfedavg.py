@@ -19,6 +19,7 @@ OWN_BODIES = "own-bodies"  # key of a train message's config: true in the second
 class LGFedAvgClient(Client):
     """Replies with the whole model in the first phase, with only the head in the second."""
 
+    any_optimizer = True
     offers = ("personal-body",)
     needs_state = StateUse.PREDICTIONS
     needs_head = True

@@ -445,7 +445,7 @@ def check_trains_nothing(network: nn.Module) -> None:
         methods = " and ".join(defined)
         raise ValueError(
             f"{name} has {methods}, which would not be called: clients train the outputs "
-            "of the network by SGD with the settings lr, momentum and weight-decay, on loss=; "
+            "of the network by optimizer= (SGD by default), on loss=; "
             f"return the network inside, or torch.nn.Sequential({name}(…)) to leave them unused"
         )
 

@@ -15,7 +15,9 @@ def run_components(
     """The server's arrays after `rounds` rounds, and the metrics of the last evaluation.
 
     `data` is a function of the node's number, or the same data for all `count` nodes."""
-    settings = {"lr": 0.1, "local_steps": 3} | client_settings
+    settings = {"local_steps": 3} | client_settings
+    if not {"optimizer", "scheduler"} & settings.keys():
+        settings.setdefault("lr", 0.1)
     both = {name: settings[name] for name in BOTH if name in settings}
 
     def of_node(context):
