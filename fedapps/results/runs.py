@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from fedapps.common.tasks import SCORES as OF_TASKS
 from fedapps.common.tasks import Score, own_score_name, score_named
-from fedapps.results.cells import decimals_of
+from fedapps.results.formats import decimals_of
 from fedapps.results.schema import (
     Evaluation,
     Failure,
