@@ -88,5 +88,6 @@ def _summarise(report: dict[str, Any], output: Path) -> None:
     if "warning" in report.get("inputs", {}):
         say(console, report["inputs"]["warning"])
     values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
-    console.print(f"{report['samples']} samples, {report['method']}: {values}")
+    ending = f": {values}" if values else ""
+    console.print(f"{report['samples']} samples, {report['method']}{ending}")
     say(console, f"{output}: {', '.join(sorted(file.name for file in output.iterdir()))}")
