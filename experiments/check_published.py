@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedapps.common.tasks import AUTO
 from fedapps.settings.config import Config, defaults, effective, override
 from fedapps.settings.experiments import (
     Experiment,
@@ -30,6 +31,7 @@ from fedapps.settings.published_tables import (
     row_of,
 )
 from fedapps.settings.variants import Variant, combinations
+from partitions.datasets.description import NO_SCALING
 
 # Limits of clients' influence, which no paper has.
 LIMITS = {
@@ -56,6 +58,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.method = str(self.config["method"])
+        if self.config["standardize"] == AUTO:  # of the package's datasets, which papers use
+            self.config["standardize"] = NO_SCALING
 
     def has(self, wanted: Mapping[str, Any]) -> bool:
         """Whether all these settings hold in the run."""

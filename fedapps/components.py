@@ -132,6 +132,11 @@ def client_app(
     if rounds and not privacy:
         raise ValueError("client_app reads rounds=… with dp='local' alone")
     kind = METHODS[method].client
+    if isinstance(scores, str):
+        raise ValueError(
+            f"client_app does not carry out the setting 'scores' as a text ({scores!r:.200}); give "
+            "the functions, as scores={'auroc': auroc}"
+        )
     own_scores = named_scores(scores)
     own_optimizer = checked_optimizer(method, optimizer, scheduler)
     if outputs not in (LOGITS, PROBABILITIES):

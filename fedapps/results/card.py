@@ -165,7 +165,8 @@ def make_card(config: Config) -> Card:
         else:
             samples = federation.share(0).everything
             classes = federation.dataset.classes or classes
-            targets = federation.targets
+            if info.task == VALUES:
+                targets = federation.targets
             mean, std = samples.mean, samples.std
             encoding = federation.encoding
             if info.inputs is not None and config["dp"] == "none":  # no ε covers these statistics

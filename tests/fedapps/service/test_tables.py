@@ -167,7 +167,9 @@ def test_values_are_delivered_in_their_own_unit(tmp_path):
     assert found["predicted"] == {"0": pytest.approx(expected)}
     assert "entropy" not in found
     lines = result.predictions().splitlines()
-    assert lines[0] == "sample,0" and float(lines[1].split(",")[1]) == pytest.approx(mean, rel=1e-5)
+    assert lines[0] == "sample,value" and float(lines[1].split(",")[1]) == pytest.approx(
+        mean, rel=1e-5
+    )
     json.dumps(found)
 
 
