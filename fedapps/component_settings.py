@@ -37,6 +37,7 @@ INSTEAD = {
     "head": "the method treats no layer as a head",
     "image-size": "resize the images in `data=`",
     "label": "it names a column of the nodes' tables, which client_app reads",
+    "inputs": "`data=` returns inputs as the network takes them",
     "columns": "choose the columns of inputs in `data=`",
     "ignore": "choose the columns of inputs in `data=`",
     "missing": "fill gaps in `data=`",

@@ -291,6 +291,18 @@ def federation_line(work: "list[Job]") -> str:
     return f"federation: {' '.join(words)}"
 
 
+def data_line(work: "list[Job]") -> str:
+    """What the users' own data hold, and how their inputs are scaled; "" for the package's data."""
+    from fedapps.node.building import with_public
+    from partitions import federation
+    from partitions.datasets.loading import described
+
+    config = work[0].config
+    if described(config).inputs is None:
+        return ""
+    return f"data: {federation(with_public(config, str(config['method']))).line}"
+
+
 def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> None:
     """Create the folder of results. Print the round at which each begun run continues, and the
     checkpoints that runs cannot resume from."""

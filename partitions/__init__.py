@@ -21,6 +21,7 @@ KEYS = (
     "image-size",
     "label",
     "task",
+    "inputs",
     "partition",
     "num-clients",
     "train-fraction",

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
-from fedapps.common.tasks import BINARY, CLASSES, VALUES, Targets
+from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES, Targets
 from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
 from partitions.datasets.description import (
     IMAGE,
+    SIGNAL,
     TABLE,
+    TOKENS,
     Description,
     did_you_mean,
     names_in,
@@ -118,6 +120,19 @@ class Federation:
         if num_public:
             rows = torch.from_numpy(assignment.public)
             self.public = self._samples(self.dataset.x, self.dataset.y, rows)
+
+    @property
+    def line(self) -> str:
+        """The rows, the inputs and the labels in one line for people."""
+        scaled = ""
+        if self._mean != 0.0 or self._std != 1.0:
+            whose = "the dataset's" if self._mean == self.info.mean else "the training clients'"
+            scaled = f" scaled by {whose} statistics"
+        if self.encoding is not None:
+            inputs = self.encoding.text(scaled)
+        else:
+            inputs = _inputs_text(self.info) + scaled
+        return f"{len(self.dataset.y)} rows, {inputs}, {_labels_text(self.info)}"
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
@@ -518,7 +533,9 @@ class Federation:
         return parts
 
     def _samples(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Samples:
-        return Samples(x, y, index, self.dataset.info.scale, self._mean, self._std)
+        info = self.dataset.info
+        is_whole = info.inputs is not None and info.inputs.kind == TOKENS
+        return Samples(x, y, index, info.scale, self._mean, self._std, whole=is_whole)
 
 
 def novel_shots(config: Config) -> int:
@@ -528,6 +545,29 @@ def novel_shots(config: Config) -> int:
     if shots < 0:
         raise ValueError(f"novel-shots is {shots}; it must not be negative")
     return shots
+
+
+def _inputs_text(info: Info) -> str:
+    """What the inputs of a dataset are, for people."""
+    shape = info.shape
+    kind = IMAGE if info.inputs is None else info.inputs.kind
+    if kind == TOKENS:
+        return f"{shape[0]} tokens each"
+    if len(shape) == 1:
+        return f"vectors of {shape[0]} columns"
+    if kind == SIGNAL:
+        return f"signals of {shape[0]} channels and {shape[1]} steps"
+    return f"images of {shape[0]} channels and {'×'.join(map(str, shape[1:]))} pixels"
+
+
+def _labels_text(info: Info) -> str:
+    """What the labels of a dataset are, for people."""
+    count = info.num_classes
+    if info.task == LABELS:
+        return f"{count} labels, several at once"
+    if info.task == VALUES:
+        return f"{count} value{'s' * (count > 1)} to predict (regression)"
+    return f"{count} classes"
 
 
 def owner_column(config: Config, info: Info) -> str:

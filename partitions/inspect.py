@@ -56,7 +56,7 @@ def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) 
     else:
         counts = label_counts(y, data.info).tolist()
     # Classes without a name are called by their number.
-    names = [*data.classes, *map(str, range(len(data.classes), len(counts)))]
+    names = [*data.classes, *map(str, range(len(data.classes), len(counts)))][: len(counts)]
     return Summary(
         name,
         source(name, data_dir),

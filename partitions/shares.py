@@ -40,6 +40,7 @@ class Samples:
     scale: float = 255.0
     mean: Moment = 0.0
     std: Moment = 1.0
+    whole: bool = field(default=False, kw_only=True)  # tokens, which stay whole numbers
     fixed: ClassVar[bool] = True  # every access to a sample returns the same input
 
     def __len__(self) -> int:
@@ -52,6 +53,8 @@ class Samples:
         else:
             index = self.index.index_select(0, rows.to(self.index.device))
         x = self.x.index_select(0, index)
+        if self.whole:
+            return x, self.y.index_select(0, index)
         if isinstance(self.mean, tuple) and x.ndim < 4:
             return row_major(self._by_column(x)), self.y.index_select(0, index)
         x = x.float()
@@ -105,7 +108,8 @@ class Samples:
             return self
         x = _moved(self.x, str(device))
         y = _moved(self.y, str(device))
-        return Samples(x, y, self.index.to(device), self.scale, self.mean, self.std)
+        index = self.index.to(device)
+        return Samples(x, y, index, self.scale, self.mean, self.std, whole=self.whole)
 
 
 def check_columns(count: int, num_outputs: int) -> None:
@@ -280,6 +284,7 @@ class Share:
             "novel": self.novel,
             "attributes": self.attributes,
             "scale": whole.scale,
+            "whole": whole.whole,
             "mean": whole.mean,
             "std": whole.std,
             "task": self.targets.task,
@@ -326,7 +331,7 @@ class Share:
             if meta["num_types"]:  # the stored labels are types
                 preferred = int(meta["attributes"][SUB_POPULATION])
                 return PreferredSamples(x, y, index, scale, mean, std, preferred)
-            return Samples(x, y, index, scale, mean, std)
+            return Samples(x, y, index, scale, mean, std, whole=bool(meta.get("whole", False)))
 
         x = arrays["x"]
         y = arrays["y"]

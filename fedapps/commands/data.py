@@ -13,7 +13,12 @@ from fedapps.console import make_console, refusals, say, stoppable, visible
 from fedapps.results import ENDINGS, check_ending
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
     from fedapps.settings.config import Config
+    from partitions.datasets.description import Column
     from partitions.datasets.loading import Info
     from partitions.inspect import Summary
 
@@ -57,7 +62,9 @@ def data(
         external_code.allow(*external_code.named(overrides))
         config = override(defaults() | {"dataset": name}, overrides)
         entry, (_, data_dir, options) = loading.described(config), loading.named(config)
-        console.print(f"{name}: {entry.summary}; {what_labels_are(entry)}, inputs {entry.shape}")
+        kind = "" if entry.inputs is None else f" ({entry.inputs.kind})"
+        what = what_labels_are(entry)
+        say(console, f"{name}: {entry.summary}; {what}, inputs {entry.shape}{kind}")
         say(console, f"from: {loading.source(name, data_dir)}")
         if entry.files:
             say(console, f"official files: {entry.files}")
@@ -70,9 +77,30 @@ def data(
             folders = inspect.export(federation(whole), export)
             console.print(f"{len(folders)} clients in {export}; a node's own: {folders[0]}")
             return
+        if entry.inputs is not None and entry.inputs.columns:
+            cells = loading.configured(config).x.numpy()
+            print_columns(console, entry.inputs.columns, cells)
         print_summary(console, inspect.summary(name, data_dir, check, **options))
     if check:
         console.print("the files are complete; shapes and labels are as expected")
+
+
+def print_columns(console: Console, columns: "Sequence[Column]", cells: "np.ndarray") -> None:
+    """Name, kind, range and gaps of each column of a table, with `cells` (n, columns)."""
+    import numpy as np
+
+    table = Table("column", "kind", "values", "gaps", "")
+    for number, column in enumerate(columns):
+        known = cells[~np.isnan(cells[:, number]), number]
+        values = ", ".join(column.categories[:5]) + ", …" * (len(column.categories) > 5)
+        if not column.categories and len(known):
+            values = f"{known.min():g} to {known.max():g}"
+        gaps = str(len(cells) - len(known)) if len(known) < len(cells) else ""
+        remark = column.refusal
+        if column.identifier:
+            remark = f"left out: {column.identifier}"
+        table.add_row(*map(visible, (column.name, column.kind, values, gaps, remark)))
+    console.print(table)
 
 
 def print_summary(console: Console, summary: "Summary") -> None:

@@ -13,6 +13,7 @@ from fedapps.common.signals import exit_code
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 from fedapps.planning import (
     check_options,
+    data_line,
     federation_line,
     keep_or_discard,
     plan,
@@ -69,6 +70,8 @@ def run(
     for work, place, source in planned:
         with refusals():
             say(console, federation_line(work))
+            if about_data := data_line(work):
+                say(console, about_data)
             used, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
             if dry_run:
                 from fedapps.estimate import estimate

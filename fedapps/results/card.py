@@ -25,7 +25,7 @@ from fedapps.results.reference import Reference, reference
 from fedapps.results.schema import Count, mismatch
 from fedapps.saved import MODEL, read_json
 from fedapps.settings.config import Config
-from partitions.datasets.description import NO_SCALING, scaling
+from partitions.datasets.description import NO_SCALING, TOKENS, Description, scaling
 from partitions.datasets.encoding import Encoding
 from partitions.datasets.loading import Info, Moment
 
@@ -64,12 +64,12 @@ class Card:
     mean: FiniteFloat | Annotated[tuple[FiniteFloat, ...], Field(min_length=1)] | None = 0.0
     std: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] | None = 1.0
     num_types: Count = 0  # as in the dataset's Info
-    task: Annotated[str, AfterValidator(check_task)] = (
-        CLASSES  # what the labels mean, with the moments of values as in `Targets`
-    )
+    # What the labels mean, with the moments of values as in `Targets`.
+    task: Annotated[str, AfterValidator(check_task)] = CLASSES
     target_mean: tuple[FiniteFloat, ...] = ()
     target_std: tuple[Positive, ...] = ()
     label: str = ""  # the column of labels in tables
+    inputs: str = ""  # what an input is, for own data: as in `Description`
     encoding: Encoding | None = None  # of a table's columns
     reference: Reference | None = None  # of the training clients' inputs, of own data alone
     run: str = ""
@@ -85,6 +85,7 @@ class Card:
             classes=self.classes,
             num_types=self.num_types,
             task=self.task,
+            inputs=Description(self.inputs) if self.inputs else None,
         )
 
     @property
@@ -169,7 +170,8 @@ def make_card(config: Config) -> Card:
                 targets = federation.targets
             mean, std = samples.mean, samples.std
             encoding = federation.encoding
-            if info.inputs is not None and config["dp"] == "none":  # no ε covers these statistics
+            numbers = info.inputs is not None and info.inputs.kind != TOKENS
+            if numbers and config["dp"] == "none":  # no ε covers these statistics
                 known = reference(federation)
     if len(classes) != info.num_classes:
         classes = tuple(map(str, range(info.num_classes)))
@@ -187,6 +189,7 @@ def make_card(config: Config) -> Card:
         target_mean=targets.mean,
         target_std=targets.std,
         label=str(config["label"]),
+        inputs="" if info.inputs is None else info.inputs.kind,
         encoding=encoding,
         reference=known,
     )

@@ -26,6 +26,7 @@ from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
 from fedapps.settings.config import Config
+from partitions.datasets.description import TOKENS
 from partitions.datasets.loading import Moment
 from partitions.shares import labeled_rows
 
@@ -72,6 +73,8 @@ class PersonalModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C)."""
+        if self.card.inputs == TOKENS:
+            return self.network(x)
         if x.ndim == self.flat:
             x = x[:, None]
         if self.by_column:  # in float64, as in training: see `Samples`

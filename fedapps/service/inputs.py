@@ -17,7 +17,7 @@ from clients.core.outputs import in_units
 from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card
-from partitions.datasets.description import CATEGORY, TABLE, Description
+from partitions.datasets.description import AUTO, CATEGORY, SIGNAL, TABLE, TOKENS, Description
 from partitions.datasets.readers.local import read_local
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_frame
@@ -75,7 +75,8 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     side = 0
     if len(card.shape) == 3 and card.shape[1] == card.shape[2]:
         side = card.shape[1]
-    raw = read_local(path, side, whole=True, label=card.label, task=card.task)
+    declared = card.inputs if card.inputs in (SIGNAL, TOKENS) else AUTO
+    raw = read_local(path, side, True, card.label, card.task, declared)
     return _read(raw, path, card)
 
 
@@ -149,7 +150,9 @@ def unlabeled(
     _check_range(x, scale, card)
     no_labels = _no_labels(len(x), card)
     # The client never sees the labels.
-    samples = Samples(x, no_labels, torch.arange(len(x)), scale, card.mean, card.std)
+    index = torch.arange(len(x))
+    whole = card.inputs == TOKENS
+    samples = Samples(x, no_labels, index, scale, card.mean, card.std, whole=whole)
     if labels is None:
         labels = no_labels
     if not names:

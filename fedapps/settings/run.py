@@ -2,6 +2,7 @@
 
 from fedapps.common.settings import COUNT, POSITIVE_INT, ROUNDS, SECONDS, Configured, setting
 from fedapps.common.tasks import TASKS
+from partitions.datasets.description import DECLARED
 
 DAY = "(0, 86400]"
 
@@ -43,6 +44,12 @@ class RunSettings(Configured):
         "",
         'further scores, your own functions of outputs and labels, as "my_lab.metrics:auroc"',
         listed=True,
+    )
+    inputs = setting(
+        "auto",
+        "own arrays: what an input is: image, signal (channels, time), tokens (whole numbers for "
+        "an embedding) or vector; auto: their axes and type decide, where there is one reading",
+        ("auto", *DECLARED),
     )
     partition = setting("pathological", "a name of `fedapps list partitions`")
     num_clients = setting(20, "number of clients, training and novel ones together", POSITIVE_INT)

@@ -23,7 +23,7 @@ OF_THE_APP = {"output-dir": "--output", "resume": "--resume or --fresh"} | dict.
     ("serve-dir", "serve-every", "serve-again", "serve-round", "serving"), "fedapps serve"
 )
 # Settings that the package's datasets do not read.
-OF_OWN_DATA = ("image-size", "label", "columns", "ignore", "missing")
+OF_OWN_DATA = ("image-size", "label", "inputs", "columns", "ignore", "missing")
 NOT_IN_FOLDER_NAMES = frozenset(" ,/=")
 
 

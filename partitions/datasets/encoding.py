@@ -65,6 +65,18 @@ class Encoding:
             marks += [False] * (len(feature.outputs) - 1)
         return np.array(marks, dtype=bool)
 
+    def text(self, scaled: str) -> str:
+        """The kinds of the columns, for people; `scaled` says how numbers are scaled."""
+        kinds = Counter(feature.kind for feature in self.features)
+        parts = []
+        if kinds[NUMBER]:
+            parts.append(f"{kinds[NUMBER]} numeric columns{scaled}")
+        if kinds[TRUTH]:
+            parts.append(f"{kinds[TRUTH]} of truth values")
+        if kinds[CATEGORY]:
+            parts.append(f"{kinds[CATEGORY]} of categories")
+        return ", ".join(parts)
+
     def encode(
         self, x: np.ndarray, description: Description, source: str, notes: list[str]
     ) -> np.ndarray:

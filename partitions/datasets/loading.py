@@ -77,6 +77,7 @@ def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, di
     options["image_size"] = int(config.get("image-size", 0))
     options["label_column"] = str(config.get("label", ""))
     options["task"] = str(config.get("task", AUTO))
+    options["inputs"] = str(config.get("inputs", AUTO))
     return name, str(config["data-dir"]), options
 
 
@@ -99,9 +100,9 @@ def _check_task(entry: Info, options: Mapping[str, Any]) -> None:
 def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset `name`, the same object for every caller in a process.
 
-    For a user's data `options` are its function's settings, `image_size`, `label_column` and
-    `task`.
-    Raises ValueError for an unknown name, for damaged files and for a missing source."""
+    For a user's data `options` are its function's settings, `image_size`, `label_column`, `task`
+    and `inputs`. Raises ValueError for an unknown name, for damaged files and for a missing
+    source."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     entry = _entry(name)
     if entry is None:
@@ -163,16 +164,20 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     size = given.pop("image_size", 0)
     label = given.pop("label_column", "")
     task = given.pop("task", AUTO)
+    inputs = given.pop("inputs", AUTO)
     path = own_path(name, root)
     key = _own_key(name, root, options)
     if path is not None:
         from partitions.datasets.readers.local import read_files
 
-        raw = cached(key, lambda: _numbered(read_files(path, size, label=label, task=task), name))
+        raw = cached(
+            key,
+            lambda: _numbered(read_files(path, size, label=label, task=task, inputs=inputs), name),
+        )
     elif _may_cache(name, given):
-        raw = cached(key, lambda: _numbered(_made(name, given, task), name))
+        raw = cached(key, lambda: _numbered(_made(name, given, task, inputs), name))
     else:
-        raw = _numbered(_made(name, given, task), name)
+        raw = _numbered(_made(name, given, task, inputs), name)
         key = content_key(name, raw)
     _held[name, root, options] = key
     for note in raw.notes:
@@ -204,7 +209,7 @@ def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:
         return cache_key("own", files=fingerprint(path), options=options)
     if external_code.is_reference(name):
         arguments = dict(options)
-        for key in ("image_size", "label_column", "task"):  # no arguments of the function
+        for key in ("image_size", "label_column", "task", "inputs"):  # no arguments of the function
             arguments.pop(key, None)
         return cache_key(name, code=code_identity(name, arguments))
     raise ValueError(
@@ -262,10 +267,10 @@ def _numbered(raw: Raw, name: str) -> Raw:
     return raw
 
 
-def _made(name: str, options: dict[str, Any], task: str = AUTO) -> Raw:
+def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AUTO) -> Raw:
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
     from partitions.datasets.labels import of_task
-    from partitions.datasets.readers.convert import joined, scaled_pixels
+    from partitions.datasets.readers.convert import as_inputs, joined
 
     function = external_code.load(name)
     if not _makes_data(function):
@@ -281,9 +286,10 @@ def _made(name: str, options: dict[str, Any], task: str = AUTO) -> Raw:
             raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
         data = Raw(x, y, len(x))
     notes: list[str] = []
-    x = scaled_pixels(data.x, name, notes=notes)
+    x, description = as_inputs(data.x, name, False, notes, inputs)
     y = of_task(data.y, name, task, notes)
-    return joined([replace(data, x=x, y=y)], name, task=task).noted(*notes)
+    data = replace(data, x=x, y=y, inputs=description)
+    return joined([data], name, task=task).noted(*notes)
 
 
 def _makes_data(function: Any) -> bool:

@@ -234,3 +234,17 @@ def test_a_cached_table_keeps_its_description(tmp_path):
 
 def _config(folder):
     return defaults() | SPLIT | {"dataset": str(folder / "d.csv")}
+
+
+def test_the_line_says_what_the_data_hold(tmp_path):
+    frame = table(
+        site=words(ROWS, "s", "n"), old=words(ROWS, True, False), dose=np.arange(ROWS) % 7
+    )
+    line = (
+        "24 rows, 2 numeric columns scaled by the training clients' statistics, 1 of truth values"
+    )
+    found = clients(frame, tmp_path)
+    assert found.line == f"{line}, 1 of categories, 2 classes"
+    (tmp_path / "raw").mkdir()
+    raw = clients(frame.drop(columns=["site", "old"]), tmp_path / "raw", standardize="none")
+    assert raw.line == "24 rows, 2 numeric columns, 2 classes"

@@ -175,3 +175,15 @@ def test_errors_are_one_line(arguments, message):
     assert code == 2
     assert text.count("error:") == 1
     assert message in text
+
+
+def test_a_summary_of_values_has_their_range(tmp_path):
+    (tmp_path / "d.csv").write_text("a,dose\n1,0.5\n2,1.5\n4,4.0\n")
+    found = inspect.summary(str(tmp_path / "d.csv"), label_column="dose", task="values")
+    assert (found.class_counts, found.values) == ({}, {"dose": (0.5, 2.0, 4.0)})
+
+
+def test_a_summary_of_several_labels_counts_each(tmp_path):
+    (tmp_path / "d.csv").write_text("x,fever,cough\n1,1,1\n2,1,0\n4,0,0\n")
+    found = inspect.summary(str(tmp_path / "d.csv"), label_column="fever,cough")
+    assert found.class_counts == {"fever": 2, "cough": 1}

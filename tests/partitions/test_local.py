@@ -106,7 +106,7 @@ def test_arrays_of_an_npz(tmp_path):
     parts = {"x_train": np.eye(3), "y_train": [[2], [0], [1]], "x_test": np.ones((1, 3))}
     np.savez(tmp_path / "s.npz", **parts, y_test=[1])
     raw = read_local(tmp_path / "s.npz")
-    assert (raw.num_train, raw.y.tolist(), raw.x.dtype) == (3, [2, 0, 1, 1], np.float32)
+    assert (raw.num_train, raw.y.tolist(), raw.x.dtype) == (3, [2, 0, 1, 1], np.float64)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_bytes_in_a_column_are_pixels(tmp_path):
             rows = {"x": pixels.tolist(), "label": [0, 1, 0, 1]}
             folder = tmp_path / f"{kind}-{name}"
             datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
-            raw = read_local(folder)
+            raw = read_local(folder, inputs="image")
             assert raw.x.dtype == read, name
             assert raw.x.reshape(-1).tolist() == pixels.reshape(-1).tolist()
 

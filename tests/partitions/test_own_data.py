@@ -61,7 +61,7 @@ def test_large_floats_in_images_are_warned_of(tmp_path, caplog):
     """Standardized ones are not large."""
     for value, said in ((3.5, 0), (255, 1)):
         np.savez(tmp_path / "d.npz", x=np.full((2, 4, 6), value, np.float32), y=[0, 1])
-        assert read_local(tmp_path / "d.npz").x.max() == value
+        assert read_local(tmp_path / "d.npz", inputs="image").x.max() == value
         assert len(caplog.records) == said
     assert "floats from 255 to 255; only bytes" in caplog.text
 

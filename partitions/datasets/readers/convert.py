@@ -8,12 +8,99 @@ import numpy as np
 
 from fedapps.common.memory_limits import check_size
 from fedapps.common.tasks import AUTO, BINARY, LABELS, VALUES
+from partitions.datasets.description import (
+    IMAGE,
+    KINDS,
+    SIGNAL,
+    TOKENS,
+    VECTOR,
+    Description,
+)
 from partitions.datasets.labels import Labels, check_binary, named, numbered
 from partitions.datasets.readers.raw import Raw, concatenate
 
+# What inputs with so many axes, that of the samples included, may be; the first by default.
+AXES = {2: (VECTOR, TOKENS), 3: (IMAGE, SIGNAL), 4: (IMAGE,)}
 MAX_FLOAT = 10.0  # larger floats in images are hardly scaled or standardized
 
 logger = logging.getLogger(__name__)
+
+
+def as_inputs(
+    x: np.ndarray, source: Path | str, whole: bool, notes: list[str], declared: str = AUTO
+) -> tuple[np.ndarray, Description]:
+    """Inputs in the form that datasets have, and what they are: as `declared`, or what their axes
+    and type leave no choice of.
+
+    Tokens are int64. Vectors of float64 stay so, since they are scaled by column. Other inputs as
+    `scaled_pixels`. With `whole`, the axes of a later client's inputs decide. Raises ValueError for
+    inputs with several readings, and for those that are not what was declared."""
+    kind = _kind(x, source, declared, whole)
+    if kind == TOKENS:
+        return _tokens(x, source), Description(TOKENS)
+    if kind == VECTOR and x.dtype == np.float64:
+        check_size(x.nbytes, source)
+        check_finite(x, source)
+        return x, Description(VECTOR)
+    if kind == SIGNAL:
+        if x.dtype != np.float64:
+            x = x.astype(np.float32)
+        check_size(x.nbytes, source)
+        check_finite(x, source)
+        return x, Description(SIGNAL)
+    return scaled_pixels(x, source, whole, notes), Description(kind)
+
+
+def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
+    """The kind of inputs x (n, …). Raises ValueError if their axes cannot be of the declared kind,
+    and if it is undeclared and there are several."""
+    axes = AXES.get(x.ndim, (IMAGE,))
+    if declared != AUTO:
+        if declared not in axes:
+            raise ValueError(
+                f"{source}: inputs have the shape {x.shape}; inputs={declared} needs (n, "
+                f"*{KINDS[declared]})"
+            )
+        return declared
+    is_whole = x.dtype.kind in "iu" and x.dtype != np.uint8
+    if whole or x.dtype.kind not in "iuf" or not x.size:
+        return axes[0]
+    if x.ndim == 2 and is_whole and x.min() >= 0 and x.max() > 1:
+        raise ValueError(
+            f"{source}: inputs are whole numbers from {x.min()} to {x.max()}, {x.shape}; set "
+            f"inputs={TOKENS} if they number words or characters, for an embedding, or "
+            f"inputs={VECTOR} if they are quantities"
+        )
+    if x.ndim == 3 and x.dtype.kind == "f":
+        raise ValueError(
+            f"{source}: inputs are decimals with the shape {x.shape}; set inputs={SIGNAL} for "
+            f"{x.shape[1]} channels of {x.shape[2]} steps each, or inputs={IMAGE} for images of "
+            f"{x.shape[1]}×{x.shape[2]} pixels with one channel"
+        )
+    return axes[0]
+
+
+def _tokens(x: np.ndarray, source: Path | str) -> np.ndarray:
+    """Whole numbers (n, time) as int64. Raises ValueError for others."""
+    with np.errstate(invalid="ignore"):
+        wrong = x.dtype.kind not in "iuf" or (x % 1 != 0).any() or (x < 0).any()
+    if wrong:
+        raise ValueError(
+            f"{source}: inputs={TOKENS} needs whole numbers from 0 on; these are {x.dtype}, and "
+            "some are none"
+        )
+    check_size(8 * x.size, source)
+    return x.astype(np.int64)
+
+
+def check_finite(x: np.ndarray, source: Path | str) -> None:
+    """Raise ValueError for NaN and infinity, naming the first sample."""
+    finite = np.isfinite(x).reshape(len(x), -1).all(1)
+    if not finite.all():
+        raise ValueError(
+            f"{source}: inputs hold NaN or infinity, the first in sample {int(finite.argmin())}; "
+            "fill it in, or leave such samples out"
+        )
 
 
 def scaled_pixels(
@@ -45,12 +132,8 @@ def scaled_pixels(
     elif x.ndim == 4 and _has_channels_last(x.shape):
         x = x.transpose(0, 3, 1, 2)
     x = x.astype(dtype, copy=False)
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        finite = np.isfinite(x).reshape(len(x), -1).all(1)
-        raise ValueError(
-            f"{source}: inputs hold NaN or infinity, the first in sample {int(finite.argmin())}; "
-            "fill it in, or leave such samples out"
-        )
+    if x.dtype.kind == "f":
+        check_finite(x, source)
     return x
 
 
@@ -100,7 +183,7 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
                 f"{source}: training labels have the shape {first.y.shape}, test labels "
                 f"{part.y.shape}; set task= to what both are"
             )
-        if part.x.shape[1:] != first.x.shape[1:] or part.x.dtype != first.x.dtype:
+        if part.x.shape[1:] != first.x.shape[1:] or part.x.dtype.kind != first.x.dtype.kind:
             raise ValueError(f"{source}: training and test inputs differ in shape or type")
         missing = sorted(first.columns.keys() - part.columns.keys())
         if missing:

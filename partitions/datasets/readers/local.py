@@ -14,7 +14,7 @@ from fedapps.common.memory_limits import check_size
 from fedapps.common.tasks import AUTO
 from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
-from partitions.datasets.readers.convert import joined, scaled_pixels
+from partitions.datasets.readers.convert import as_inputs, joined, scaled_pixels
 from partitions.datasets.readers.pictures import read_pictures
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_csv, read_frame, read_table
@@ -28,17 +28,27 @@ logger = logging.getLogger(__name__)
 
 
 def read_local(
-    path: Path, size: int = 0, whole: bool = False, label: str = "", task: str = AUTO
+    path: Path,
+    size: int = 0,
+    whole: bool = False,
+    label: str = "",
+    task: str = AUTO,
+    inputs: str = AUTO,
 ) -> Raw:
     """`read_files`; its notes are logged."""
-    raw = read_files(path, size, whole, label, task)
+    raw = read_files(path, size, whole, label, task, inputs)
     for note in raw.notes:
         logger.warning("%s", note)
     return raw
 
 
 def read_files(
-    path: Path, size: int = 0, whole: bool = False, label: str = "", task: str = AUTO
+    path: Path,
+    size: int = 0,
+    whole: bool = False,
+    label: str = "",
+    task: str = AUTO,
+    inputs: str = AUTO,
 ) -> Raw:
     """The samples at `path`, training samples first.
 
@@ -46,7 +56,7 @@ def read_files(
     equal sizes. A folder may hold ``train`` and ``test`` folders of class folders. `label` names
     the column of labels in a table or the array of labels in a .npz; "" means the usual name. Data
     without labels (class folders, ``y`` or a column) have the label −1. `task` declares what the
-    labels are; "auto": they decide.
+    labels are, `inputs` what the inputs in arrays are; "auto": they decide.
 
     `whole` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
     their numbers, and the labels called `label` may be missing. Raises ValueError with the file's
@@ -54,7 +64,7 @@ def read_files(
     if not path.exists():
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
-        return _arrays(path, whole, label, task)
+        return _arrays(path, whole, label, task, inputs)
     if path.is_file() and path.suffix not in (".parquet", ".csv"):
         raise ValueError(
             f"{path} is no data that can be read: an .npz, .npy, .csv or .parquet file, a folder "
@@ -71,7 +81,7 @@ def read_files(
     with _readable(path):
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
-        return read_table(loaded, path, size, whole, label, task)
+        return read_table(loaded, path, size, whole, label, task, inputs)
     if label and not whole:
         raise ValueError(
             f"label is {label!r}, but {path} is a folder of images, whose labels are the names of "
@@ -93,7 +103,7 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _arrays(path: Path, whole: bool, label: str, task: str) -> Raw:
+def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str) -> Raw:
     """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
     arrays (n,) beside x and y are natural columns. `label` may name another array than ``y``."""
     arrays = _loaded(path)
@@ -111,7 +121,9 @@ def _arrays(path: Path, whole: bool, label: str, task: str) -> Raw:
     if not whole:
         _check_pairs(arrays, endings, path, label)
     notes: list[str] = []
-    parts = [_part(arrays, ending, y_name, path, whole, notes, task) for ending in endings]
+    parts = []
+    for ending in endings:
+        parts.append(_part(arrays, ending, y_name, path, whole, notes, task, inputs))
     used = {f"x{ending}" for ending in endings} | {f"{y_name}{ending}" for ending in endings}
     unused = sorted(arrays.keys() - used - parts[0].columns.keys())
     if unused:
@@ -154,6 +166,7 @@ def _part(
     whole: bool,
     notes: list[str],
     task: str,
+    declared: str,
 ) -> Raw:
     """The arrays whose names have this ending."""
     x = arrays[f"x{ending}"]
@@ -170,5 +183,5 @@ def _part(
             if name not in ("x", y_name) and array.shape == (len(x),):
                 columns[name] = array
     num_train = 0 if ending == "_test" else len(x)
-    inputs = scaled_pixels(x, path, whole, notes)
-    return Raw(inputs, labels, num_train, columns, labeled=y is not None)
+    values, description = as_inputs(x, path, whole, notes, declared)
+    return Raw(values, labels, num_train, columns, labeled=y is not None, inputs=description)

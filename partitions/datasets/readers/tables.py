@@ -11,11 +11,18 @@ import numpy as np
 
 from fedapps.common.memory_limits import check_size
 from fedapps.common.tasks import AUTO
-from partitions.datasets.description import CATEGORY, TABLE, Description, did_you_mean, names_in
+from partitions.datasets.description import (
+    CATEGORY,
+    IMAGE,
+    TABLE,
+    Description,
+    did_you_mean,
+    names_in,
+)
 from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
 from partitions.datasets.readers.columns import UNNAMED, decimal_comma, read_column
-from partitions.datasets.readers.convert import joined, scaled_pixels
+from partitions.datasets.readers.convert import as_inputs, joined
 from partitions.datasets.readers.pictures import images
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
@@ -91,7 +98,13 @@ def _check_names(frame: Any, path: Path) -> None:
 
 
 def read_table(
-    loaded: Any, source: Path, size: int, whole: bool, label: str, task: str = AUTO
+    loaded: Any,
+    source: Path,
+    size: int,
+    whole: bool,
+    label: str,
+    task: str = AUTO,
+    inputs: str = AUTO,
 ) -> Raw:
     """Splits of the `datasets` library: inputs in one column of images, lists or arrays, else a
     table of plain columns.
@@ -128,7 +141,8 @@ def read_table(
     parts = []
     for name in used:
         is_train = name == used[0]
-        parts.append(_part(splits[name], source, size, whole, label, is_train, notes, task))
+        split = splits[name]
+        parts.append(_part(split, source, size, whole, label, is_train, notes, task, inputs))
     labeled = [part.labeled for part in parts]
     if not whole and any(labeled) and not all(labeled):
         raise ValueError(f"{source}: only one of the splits {used[0]} and {used[1]} has labels")
@@ -186,7 +200,8 @@ def _labels(
     """The labels of a column (n,), or of several (n, k), and the names of classes or outputs."""
     where = f"{source}, column {', '.join(names)}"
     if len(names) == 1:
-        return of_task(_cells(frame[names[0]]), where, task, notes), classes
+        y = of_task(_cells(frame[names[0]]), where, task, notes)
+        return y, tuple(names) if y.ndim == 2 else classes  # a value has its column's name
     columns = []
     for name in names:
         column, values = read_column(name, frame[name])
@@ -245,13 +260,16 @@ def _part(
     is_train: bool,
     notes: list[str],
     task: str,
+    declared: str,
 ) -> Raw:
     """One split with its inputs in one column."""
     label_columns = _label_columns(split.column_names, source, whole, label)
     if len(label_columns) > 1:
         raise ValueError(f"{source}: label is {label!r}; beside images or lists it is one column")
     label_column = label_columns[0] if label_columns else ""
-    x, inputs, pictures = _inputs(split, source, size, whole, (label, label_column), notes)
+    labels = (label, label_column)
+    x, description, inputs = _inputs(split, source, size, whole, labels, notes, declared)
+    pictures = type(split.features[inputs]).__name__ == "Image"
     columns = {}
     others = []
     for name, feature in split.features.items():
@@ -276,6 +294,7 @@ def _part(
         classes=classes,
         samples=tuple(map(str, range(len(x)))) if pictures else (),
         labeled=bool(label_column),
+        inputs=description,
     )
 
 
@@ -307,8 +326,9 @@ def _inputs(
     whole: bool,
     labels: tuple[str, ...],
     notes: list[str],
-) -> tuple[np.ndarray, str, bool]:
-    """The inputs, the name of their column, and whether they are pictures."""
+    declared: str,
+) -> tuple[np.ndarray, Description, str]:
+    """The inputs, what they are, and the name of their column."""
     usual_names = (*hub.IMAGES, *FEATURES)
     candidates = []
     for name in usual_names:
@@ -323,12 +343,13 @@ def _inputs(
             # Only embedded bytes are read: an image's path may be a URL.
             content = (row[inputs] or {}).get("bytes") or b""
             files.append((f"{source}, row {number}", io.BytesIO(content)))
-        return images(files, size, notes), inputs, True
+        return images(files, size, notes), Description(IMAGE), inputs
     check_size(rows.data.nbytes, source)
     x = np.asarray(rows.with_format("numpy")[inputs][:])
     if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
         x = x.astype(np.uint8)
-    return scaled_pixels(x, source, whole, notes), inputs, False
+    values, description = as_inputs(x, source, whole, notes, declared)
+    return values, description, inputs
 
 
 def _dtype(feature: Any) -> str:

@@ -164,10 +164,10 @@ def test_values_are_delivered_in_their_own_unit(tmp_path):
     errors = [expected[0] - 0.5, expected[1] - 10.5]
     found = result.report()
     assert found["rmse"] == pytest.approx(np.sqrt((errors[0] ** 2 + errors[1] ** 2) / 2), rel=1e-5)
-    assert found["predicted"] == {"0": pytest.approx(expected)}
+    assert found["predicted"] == {"label": pytest.approx(expected)}
     assert "entropy" not in found
     lines = result.predictions().splitlines()
-    assert lines[0] == "sample,value" and float(lines[1].split(",")[1]) == pytest.approx(
+    assert lines[0] == "sample,label" and float(lines[1].split(",")[1]) == pytest.approx(
         mean, rel=1e-5
     )
     json.dumps(found)

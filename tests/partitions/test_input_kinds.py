@@ -1,0 +1,78 @@
+"""Arrays with several readings are declared; whole numbers of tokens stay whole."""
+
+import numpy as np
+import pytest
+import torch
+
+import partitions
+from fedapps.settings.config import defaults
+from partitions.datasets.loading import configured
+from partitions.shares import Share
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+LABELS = np.arange(12) % 2
+
+
+def config(folder, x, **changes):
+    np.savez(folder / "d.npz", x=x, y=LABELS)
+    split = {"partition": "iid", "num-clients": 2, "train-fraction": 1.0}
+    return defaults() | split | {"dataset": str(folder / "d.npz")} | changes
+
+
+def test_decimals_of_three_axes_are_declared(tmp_path):
+    x = np.random.default_rng(0).normal(size=(12, 6, 50)).astype(np.float32)
+    sentence = (
+        r"decimals with the shape \(12, 6, 50\); set inputs=signal for 6 channels of 50 steps "
+        r"each, or inputs=image for images of 6×50 pixels"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        configured(config(tmp_path, x))
+    signal = configured(config(tmp_path, x, inputs="signal"))
+    assert (signal.info.shape, signal.info.inputs.kind) == ((6, 50), "signal")
+    image = configured(config(tmp_path, x, inputs="image"))
+    assert (image.info.shape, image.info.inputs.kind) == ((1, 6, 50), "image")
+
+
+def test_bytes_of_three_axes_are_grey_images(tmp_path):
+    found = configured(config(tmp_path, np.zeros((12, 4, 6), np.uint8)))
+    assert (found.info.shape, found.info.inputs.kind) == ((1, 4, 6), "image")
+
+
+def test_whole_numbers_are_declared_and_tokens_stay_whole(tmp_path):
+    x = np.random.default_rng(0).integers(0, 800, (12, 16))
+    with pytest.raises(ValueError, match=r"set inputs=tokens if they number words .*inputs=vector"):
+        configured(config(tmp_path, x))
+    vector = partitions.federation(config(tmp_path, x, inputs="vector"))
+    assert vector.share(0).train[:][0].dtype == torch.float32
+    tokens = partitions.federation(config(tmp_path, x, inputs="tokens"))
+    rows = tokens.rows(0)["train"]
+    share = tokens.share(0)
+    assert share.train[:][0].tolist() == x[rows].tolist()
+    assert share.train[:][0].dtype == torch.int64
+    share.save(tmp_path / "node", tokens.info)
+    kept, _ = Share.load(tmp_path / "node")
+    assert torch.equal(kept.train.to("cpu")[:][0], share.train[:][0])
+
+
+@pytest.mark.parametrize("x", [np.eye(12, dtype=int), np.arange(-12, 12).reshape(12, 2)])
+def test_marks_and_negative_numbers_are_no_tokens(tmp_path, x):
+    assert configured(config(tmp_path, x)).info.inputs.kind == "vector"
+
+
+@pytest.mark.parametrize(
+    ("x", "inputs", "sentence"),
+    [
+        (np.ones((12, 4)), "signal", r"inputs=signal needs \(n, \*\(channels, time\)\)"),
+        (np.ones((12, 3, 4, 4)), "vector", "inputs=vector needs"),
+        (np.full((12, 4), 0.5), "tokens", "inputs=tokens needs whole numbers from 0 on"),
+        (np.full((12, 4), -1), "tokens", "inputs=tokens needs whole numbers from 0 on"),
+        (
+            np.full((12, 2, 4), np.nan),
+            "signal",
+            "inputs hold NaN or infinity, the first in sample 0",
+        ),
+    ],
+)
+def test_inputs_that_are_not_what_was_declared_are_refused(tmp_path, x, inputs, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        configured(config(tmp_path, x, inputs=inputs))
