@@ -242,3 +242,17 @@ def test_objects_of_one_type_are_that_type():
     assert one_per_sample(np.array(["a", "b"], object), "mine").tolist() == ["a", "b"]
     assert of_node(np.array([1, 2.0], object), "mine").tolist() == [1, 2]
     assert of_node([True, False], "mine").tolist() == [1, 0]
+
+
+def test_many_whole_numbers_may_be_values(tmp_path):
+    """60 numbers in 120 rows are ambiguous; a declared task is not, and 50 numbers are classes."""
+    x = np.zeros((120, 2)) + np.arange(120)[:, None]
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(120) % 60)
+    with pytest.raises(
+        ValueError, match=r"60 different whole numbers in 120 samples; set task=val"
+    ):
+        read_local(tmp_path / "d.npz")
+    assert read_local(tmp_path / "d.npz", task="values").y.shape == (120, 1)
+    assert read_local(tmp_path / "d.npz", task="classes").y.max() == 59
+    np.savez(tmp_path / "e.npz", x=x, y=np.arange(120) % 50)
+    assert read_local(tmp_path / "e.npz").y.max() == 49

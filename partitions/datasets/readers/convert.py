@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapps.common.memory_limits import check_size
-from fedapps.common.tasks import AUTO, BINARY, LABELS, VALUES
+from fedapps.common.tasks import AUTO, BINARY, CLASSES, LABELS, VALUES
 from partitions.datasets.description import (
     IMAGE,
     KINDS,
@@ -21,6 +21,8 @@ from partitions.datasets.readers.raw import Raw, concatenate
 
 # What inputs with so many axes, that of the samples included, may be; the first by default.
 AXES = {2: (VECTOR, TOKENS), 3: (IMAGE, SIGNAL), 4: (IMAGE,)}
+MANY_CLASSES = 50  # above it, and with fewer samples of each than the next, labels may be values
+SAMPLES_OF_A_CLASS = 5
 MAX_FLOAT = 10.0  # larger floats in images are hardly scaled or standardized
 
 logger = logging.getLogger(__name__)
@@ -205,6 +207,8 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
         raw = replace(raw, task=BINARY)
     if raw.classes:
         return raw
+    if task == AUTO and not later:
+        _check_few_classes(raw.y, source)
     labels = _later(raw.y) if later else numbered(raw.y)
     if task == BINARY:
         check_binary(labels, str(source))
@@ -212,6 +216,20 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
     if labels.note:
         raw = raw.noted(f"{source}: {labels.note}")
     return raw
+
+
+def _check_few_classes(y: np.ndarray, source: Path | str) -> None:
+    """Raise ValueError for whole numbers that may be values as well as classes: many of them, with
+    few samples each."""
+    if y.dtype.kind not in "iu":
+        return
+    count = len(np.unique(y))
+    if count > MANY_CLASSES and len(y) < SAMPLES_OF_A_CLASS * count:
+        raise ValueError(
+            f"{source}: labels are {count} different whole numbers in {len(y)} samples; set "
+            f"task={VALUES} to learn these numbers (regression), or task={CLASSES} if each is a "
+            "class"
+        )
 
 
 def _later(y: np.ndarray) -> Labels:
