@@ -148,7 +148,7 @@ def test_splits_with_labels_have_them_all(tmp_path):
 def test_a_folder_of_images_takes_no_column_of_labels(tmp_path):
     (tmp_path / "cat").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "cat" / "0.png")
-    with pytest.raises(ValueError, match=r"label is 'kind', but .* whose labels are the names of"):
+    with pytest.raises(ValueError, match=r"label is 'kind', but .* whose labels are names of"):
         read_local(tmp_path, label="kind")
 
 

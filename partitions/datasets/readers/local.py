@@ -82,12 +82,7 @@ def read_files(
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
         return read_table(loaded, path, size, whole, label, task, inputs)
-    if label and not whole:
-        raise ValueError(
-            f"label is {label!r}, but {path} is a folder of images, whose labels are the names of "
-            "their folders; leave label out"
-        )
-    return read_pictures(path, size)
+    return read_pictures(path, size, label, whole)
 
 
 @contextmanager

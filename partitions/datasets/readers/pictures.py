@@ -5,6 +5,8 @@ Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3."""
 
 import io
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,19 +20,30 @@ from partitions.datasets.readers.raw import UNLABELED, Raw
 FORMATS = ("PNG", "JPEG", "PPM", "BMP", "TIFF", "WEBP", "GIF")  # Pillow reads EPS by Ghostscript
 GREY = ("1", "L", "LA")
 ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+LEVEL = re.compile(r"folder:\d")
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders
 
 
-def read_pictures(folder: Path, size: int) -> Raw:
+def read_pictures(folder: Path, size: int, label: str = "", later: bool = False) -> Raw:
     """The images of the folder, or of its ``train`` and ``test`` folders; what is left out is
-    noted."""
+    noted.
+
+    `label` is "folder:0" if the outermost folders are the classes, "folder:1" for the folders in
+    them, and so on; the folders of other levels are natural columns of these names. "" is level 0;
+    then raises ValueError if level 1 may be the classes as well, unless they are of a `later`
+    client, whose level is known."""
+    level = _level(label, folder)
     train = _first(folder, TRAIN)
     if train is None:
-        raw = _class_folders(folder, size, True)
+        if not label and not later:
+            _check_one_reading(folder)
+        raw = _class_folders(folder, size, True, level, later)
         return raw.noted(*_unread(folder, folder))
     test = _first(folder, TEST)
     places = [train] if test is None else [train, test]
-    parts = [_class_folders(place, size, place == train) for place in places]
+    if not label and not later:
+        _check_one_reading(train)
+    parts = [_class_folders(place, size, place == train, level, later) for place in places]
     if len({part.classes for part in parts}) > 1:
         differing = sorted(set(parts[0].classes) ^ set(parts[1].classes))
         raise ValueError(
@@ -45,6 +58,40 @@ def read_pictures(folder: Path, size: int) -> Raw:
     return joined(parts, folder).noted(*notes)
 
 
+def _level(label: str, folder: Path) -> int:
+    """The level of the folders that are the classes. Raises ValueError for other labels."""
+    if not label:
+        return 0
+    if not LEVEL.fullmatch(label):
+        raise ValueError(
+            f"label is {label!r}, but {folder} is a folder of images, whose labels are names of "
+            "folders: label=folder:0 for the outermost ones, label=folder:1 for those in them"
+        )
+    return int(label.partition(":")[2])
+
+
+def _check_one_reading(folder: Path) -> None:
+    """Raise ValueError if folders have inner folders of the same names, so that both levels may be
+    the classes, and the other one who owns the images."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    outer = _folders(folder)
+    inner: Counter[str] = Counter()
+    for place in outer:
+        if any(file.name.lower().endswith(IMG_EXTENSIONS) for file in place.iterdir()):
+            return
+        inner.update(path.name for path in _folders(place))
+    common = [name for name, count in inner.items() if count > 1]
+    if common:
+        names = ", ".join(path.name for path in outer[:3])
+        raise ValueError(
+            f"{folder} has folders ({names}, …) in which folders have the same names "
+            f"({', '.join(sorted(common)[:3])}, …); set label=folder:0 if the outer ones are the "
+            "classes, or label=folder:1 if the inner ones are; partition=natural with "
+            "partition.column=folder:1 or folder:0 makes the other ones the clients"
+        )
+
+
 def _first(folder: Path, names: Sequence[str]) -> Path | None:
     """The first of the names that is a folder in `folder`."""
     return next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -57,7 +104,7 @@ def _folders(folder: Path) -> list[Path]:
     return [path for path in folders if not path.name.startswith(hidden)]
 
 
-def _class_folders(folder: Path, size: int, train: bool) -> Raw:
+def _class_folders(folder: Path, size: int, train: bool, level: int, later: bool) -> Raw:
     """The images of a folder by ImageFolder's rule: each folder in it, in alphabetical order, is a
     class and holds images at any depth. `_is_new` decides about links. Without folders, the images
     in the folder itself have no labels."""
@@ -78,6 +125,29 @@ def _class_folders(folder: Path, size: int, train: bool) -> Raw:
         names = [str(path) for path in sorted(folder.iterdir())]
         files = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
         labels = [UNLABELED] * len(files)
+    names_of_folders = [Path(name).relative_to(folder).parts[:-1] for name in files]
+    depth = min(map(len, names_of_folders), default=0)
+    if level:
+        if depth <= level and not later:
+            shallow = [
+                file
+                for file, names in zip(files, names_of_folders, strict=True)
+                if len(names) <= level
+            ]
+            raise ValueError(
+                f"label is folder:{level}, but {shallow[0]} is no image in {level + 1} folders"
+            )
+        if depth > level:
+            names_of_classes = [names[level] for names in names_of_folders]
+            classes = tuple(sorted(set(names_of_classes)))
+            labels = [classes.index(name) for name in names_of_classes]
+        else:  # a later client's images, without folders of classes
+            classes = ()
+            labels = [UNLABELED] * len(files)
+    columns = {}
+    for other in range(depth):
+        if other != level:
+            columns[f"folder:{other}"] = np.array([names[other] for names in names_of_folders])
     if not files:
         raise ValueError(
             f"{folder} holds no images; it may hold one folder of images for each class, or be a "
@@ -89,10 +159,11 @@ def _class_folders(folder: Path, size: int, train: bool) -> Raw:
         x,
         np.array(labels),
         num_train=len(x) if train else 0,
+        columns=columns,
         classes=classes,
         samples=tuple(Path(name).relative_to(folder).as_posix() for name in files),
         notes=tuple(notes),
-        labeled=bool(class_folders),
+        labeled=bool(classes),
     )
 
 
