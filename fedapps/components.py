@@ -132,6 +132,8 @@ def client_app(
     if rounds and not privacy:
         raise ValueError("client_app reads rounds=… with dp='local' alone")
     kind = METHODS[method].client
+    if loss is not None:
+        OwnLoss(loss)  # raises ValueError before the app starts
     if isinstance(scores, str):
         raise ValueError(
             f"client_app does not carry out the setting 'scores' as a text ({scores!r:.200}); give "

@@ -1,5 +1,7 @@
 """Networks as people have them, for inputs (1, 8, 8): forms that no package's network has."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -132,3 +134,54 @@ class TiedLayers(nn.Module):
 def compiled() -> nn.Module:
     """Each of its names begins with `_orig_mod.`."""
     return torch.compile(ViewFlattens())  # type: ignore[return-value]
+
+
+class EndsInSigmoid(nn.Module):
+    """One probability for two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 8)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.out(torch.relu(self.body(x.flatten(1)))))
+
+
+class Squeezed(nn.Module):
+    """A regression whose outputs are (n,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 8)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.body(x.flatten(1)))).squeeze()
+
+
+class Mixed(nn.Module):
+    """Trained layers in bfloat16, a frozen one of bytes, and logits in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.randint(-3, 3, (64, 32), dtype=torch.int8)
+        self.fixed = nn.Parameter(table, requires_grad=False)
+        self.body = nn.Linear(32, 24).bfloat16()
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        h = (x.flatten(1) @ self.fixed.float() / 20).bfloat16()
+        return SimpleNamespace(logits=self.out(torch.relu(self.body(h)).float()))
+
+
+class Complex(nn.Module):
+    """Trained complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 24, dtype=torch.cfloat))
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x.flatten(1).to(torch.cfloat) @ self.weight).abs())
