@@ -144,20 +144,24 @@ def client_app(
     if outputs not in (LOGITS, PROBABILITIES):
         raise ValueError(f"outputs is {outputs!r:.200}; it must be {LOGITS!r} or {PROBABILITIES!r}")
 
+    checked_shapes: set[tuple[int, ...]] = set()  # every message makes the network anew
+
     def make_client(context: Context, config: Config) -> Client:
         samples = data(context)
         task = str(config["task"])
         form = Form(task, str(config["label"]), lambda: _inputs_of(model, config, context))
         share = share_of(samples, context, public, form)
+        shape = tuple(share.everything.x.shape[1:])
         (network, initial), num_outputs = _network(
             method,
             model,
             config,
-            tuple(share.everything.x.shape[1:]),
+            shape,
             context,
-            outputs=outputs,
+            outputs="" if outputs == LOGITS and shape in checked_shapes else outputs,
             parts=parts_of(share.everything),
         )
+        checked_shapes.add(shape)
         if takes_whole_numbers(network):
             check_whole_inputs(share.everything)
         share = share.below(2 if task == BINARY else num_outputs)
@@ -298,8 +302,8 @@ def _network(
     parts: Sequence[Part] = (),
 ) -> tuple[Network, int]:
     """The method's network around the user's, and the number of its outputs. The seed alone decides
-    its initial arrays. `outputs` says what these are; the server, which computes none, does not
-    know. Inputs are packed of `parts`."""
+    its initial arrays. `outputs` says what these are; "" leaves them unchecked, as for the server,
+    which computes none. Inputs are packed of `parts`."""
     task = str(config["task"])
     with drawing(int(str(config["seed"]))):
         base = _made(model, context)

@@ -22,6 +22,7 @@ from partitions.reading import (
     check_whole,
     labels_of_node,
     read,
+    say_gaps,
 )
 from partitions.shares import Rows, Samples, row_major
 
@@ -208,6 +209,7 @@ def from_tensors(x: Any, y: Any = None, form: Form | None = None) -> Samples:
     """Inputs (n, *shape) as the network takes them, and labels (n,) or (n, k) if there are any."""
     x = as_tensor(x)
     check_whole(x)
+    say_gaps(x)
     return _of_rows(x, y, np.arange(len(x)), "labels", (form or Form()).task)
 
 

@@ -32,12 +32,13 @@ class Form:
     """How a user's samples are read: the `task` of their labels, the name of the `label` column
     ("": the usual ones), and the parameters of the network's forward pass, which `takes` gives.
 
-    `order` holds the columns of a table in the order of the samples that are read first, in which
-    those of all others are put."""
+    Samples `may_lack_label` if their client is novel. `order` holds the columns of a table in the
+    order of the samples that are read first, in which those of all others are put."""
 
     task: str = CLASSES
     label: str = ""
     takes: Callable[[], Sequence[str]] = _no_names
+    may_lack_label: bool = False
     order: list[str] = field(default_factory=list)
 
 
@@ -101,7 +102,7 @@ def is_list_of_numbers(given: Any) -> bool:
 def _input(value: Any) -> Tensor:
     try:
         return as_tensor(value)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise ValueError(
             f"an item holds {type(value).__name__} where its input should be a tensor, array, "
             f"numbers or a picture; {FORMS}"
@@ -110,9 +111,17 @@ def _input(value: Any) -> Tensor:
 
 def label_name(columns: Mapping[str, Any], form: Form) -> str:
     """The name of the column of labels; "" if there is none. Raises ValueError if several may be
-    it."""
+    it, and for a declared one that is missing."""
+    if form.label in columns:
+        return form.label
+    if form.label and not form.may_lack_label:
+        raise ValueError(
+            f"label is {form.label!r}, but the columns are {', '.join(map(str, columns)):.300}; "
+            "name one of them; a client without labels has novel=true in its node configuration, or "
+            "returns an array of its inputs"
+        )
     if form.label:
-        return form.label if form.label in columns else ""
+        return ""
     labels = [name for name in LABEL_NAMES if name in columns]
     if len(labels) > 1:
         raise ValueError(
@@ -207,13 +216,16 @@ def of_table(table: Any, form: Form, labels: bool = True) -> tuple[np.ndarray, n
     label column, and where the table has inputs alone.
 
     Raises ValueError for columns that are no numbers and for gaps, by name."""
+    names = [str(name) for name in table.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"a table has several columns called {', '.join(twice):.200}; rename them")
     columns = {str(name): table[name] for name in table.columns}
     target = label_name(columns, form) if labels else ""
     if labels and not target:
-        sought = form.label or ", ".join(LABEL_NAMES)
         text = (
-            f"a table has no label column ({sought}): its client is one without labels; name the "
-            "column by label=NAME"
+            f"a table has no label column ({', '.join(LABEL_NAMES)}): its client is one without "
+            "labels; name the column by label=NAME"
         )
         say_once(text, WARNING)
     inputs: list[np.ndarray] = []
@@ -273,6 +285,19 @@ def check_whole(x: Tensor) -> None:
         )
 
 
+def say_gaps(x: Tensor) -> None:
+    """Warn of inputs that are no finite numbers, of which most networks give none."""
+    if not x.is_floating_point() or torch.isfinite(x.sum()):  # a sum is faster than a test of each
+        return
+    rows = (~torch.isfinite(x.flatten(1))).any(1).nonzero().flatten().tolist()
+    if rows:
+        text = (
+            f"row {rows[0]} of the inputs holds NaN or infinity, one of {len(rows)}; unless the "
+            "network replaces them it gives no numbers: fill them in, or leave these rows out"
+        )
+        say_once(text, WARNING)
+
+
 def as_array(value: Any) -> np.ndarray:
     """An array of a tensor, an array, a list or a number."""
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
@@ -283,7 +308,14 @@ def as_tensor(value: Any) -> Tensor:
 
     Raises TypeError or ValueError for other values."""
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_complex():
+            raise ValueError(
+                f"inputs are {value.layout} tensors of {value.dtype}; give dense ones of real "
+                "numbers, such as x.to_dense()"
+            )
         return value
+    if hasattr(value, "toarray"):  # of scipy
+        raise ValueError(f"inputs are {type(value).__name__}; give a dense array: x.toarray()")
     if hasattr(value, "getbands"):  # of Pillow
         from torchvision.transforms.functional import to_tensor
 
@@ -292,4 +324,9 @@ def as_tensor(value: Any) -> Tensor:
     array = np.asarray(value)
     if not array.ndim:
         raise TypeError(f"{value!r:.80} is no array")
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"inputs are an array of {array.dtype}, such as {array.flat[0]!r:.80}; they must be "
+            "numbers"
+        )
     return torch.from_numpy(np.ascontiguousarray(array))

@@ -70,7 +70,8 @@ class LowDimensional(nn.Module):
         theta_0 = dict(self.target.named_buffers())
         theta: dict[str, Tensor] = {}
         for name, step in zip(self.sizes, p_v, strict=True):
-            theta[name] = theta_0[name] + step.view_as(theta_0[name])
+            start = theta_0[name]
+            theta[name] = start + step.view_as(start).to(start.dtype)
         return {name: theta[first_name] for name, first_name in self.source.items()}
 
     def apply_with(self, theta: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -54,13 +54,13 @@ def share_of(
 
     It is novel if its training samples have no labels, or by its node configuration. Raises
     ValueError for data with another reading, or with a part that would not be used."""
-    form = form or Form()
+    novel = bool(context.node_config.get("novel", False))
+    form = replace(form or Form(), may_lack_label=novel)
     parts = given_parts(given)
     train = _samples(parts.train, form)
     empty = replace(train, index=train.index[:0])
     held_out = empty if parts.validation is None else _samples(parts.validation, form)
     test = None if parts.test is None else _samples(parts.test, form)
-    novel = bool(context.node_config.get("novel", False))
     if not novel:
         for samples, name in ((held_out, "validation"), (test, "test")):
             if samples is not None and len(samples):
@@ -217,6 +217,8 @@ def _samples(part: Any, form: Form) -> Samples:
         if isinstance(x, ARRAYS | list):
             return from_tensors(_as_inputs(x), y, form)
         return from_batch((x, y), form)
+    if isinstance(part, str):
+        raise ValueError(f"data returned the text {part!r:.200}; read it first; {FORMS}")
     if isinstance(part, tuple):
         kinds = ", ".join(type(item).__name__ for item in part)
         raise ValueError(f"data returned ({kinds}) as samples; {FORMS}")

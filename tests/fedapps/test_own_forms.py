@@ -132,6 +132,10 @@ REFUSED = [
     (([*X.tolist()[:-1], [1.0]], Y.tolist()), r"lists of 1 to 3 numbers; pad"),
     ({"age": X, "height": X, "label": Y}, r"not clear which are its inputs"),
     ({"x": X, "height": X}, r"x and height, and none of the names of labels"),
+    (pd.concat([TABLE, TABLE[["age"]]], axis=1), "several columns called age; rename"),
+    ("table.csv", r"data returned the text 'table.csv'; read it first"),
+    ((X.to_sparse(), Y), r"give dense ones .* x\.to_dense\(\)"),
+    ((np.array([[1, "a"]] * 20, dtype=object), Y.numpy()), r"an array of object.*must be numbers"),
     (TensorDataset(X, X, Y), r"an item has 3 parts.*as \(\(a, b\), y\)"),
     ([(X[0], 0), (X[0][:2], 1)] * 9, r"item \d+ has inputs of shape .*collate_fn pads them"),
     (DataLoader(FORMS["items"], sampler=WeightedRandomSampler(torch.ones(20), 20)), r"sampler \(W"),
@@ -143,6 +147,30 @@ REFUSED = [
 def test_what_is_not_understood_names_what_to_write(form, words):
     with pytest.raises(RuntimeError, match=words):
         trained((form, form))
+
+
+def test_a_declared_label_that_is_missing_is_no_input():
+    """Else the network would learn from it, or a client would count as one without labels."""
+    words = r"label is 'ill', but the columns are age, height, weight, sick; name one of them"
+    for form in (TABLE, FORMS["rows"], FORMS["datasets"]):
+        with pytest.raises(RuntimeError, match=words):
+            trained((form, form), label="ill")
+
+
+def test_gaps_in_inputs_are_said(caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    x = X.clone()
+    x[4, 1] = torch.nan
+
+    def filling():
+        network = linear()
+        network.register_forward_pre_hook(lambda module, inputs: (inputs[0].nan_to_num(),))
+        return network
+
+    trained(((x, Y), (X, Y)), filling)
+    (said,) = (r.getMessage() for r in caplog.records if "NaN" in r.getMessage())
+    assert said.startswith("row 4 of the inputs holds NaN or infinity, one of 1; unless the net")
 
 
 def test_three_tensors_may_be_anything():

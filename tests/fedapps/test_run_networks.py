@@ -86,7 +86,7 @@ def test_a_declared_head_stays_on_the_client(network, head, shared):
     assert scores["train-accuracy"] > 0.2
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "apfl", "pfedme", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "apfl", "pfedme", "flowdup"])
 def test_trained_and_frozen_parameters_of_other_types(method):
     arrays, scores = trained("Mixed", method)
     assert not any("fixed" in name for name in arrays)
