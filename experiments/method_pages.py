@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedapps.methods import METHODS
+from fedapps.common.tasks import ALL_TASKS
+from fedapps.methods import METHODS, Method
 from fedapps.serverapp import run_in_process
 from fedapps.settings.config import Config, defaults
 from fedapps.settings.schema import declared
@@ -42,10 +43,14 @@ def page(method: str, logged: list[str] | None = None) -> str:
     client = source("Client", entry.client)
     server = source("Server", entry.strategy)
     kinds = ", ".join(entry.dp) or "none"
+    served = f"all tasks: {', '.join(ALL_TASKS)}"
+    if entry.served_tasks != ALL_TASKS:
+        served = f"{', '.join(entry.served_tasks)}; a run with another task is refused"
     sections = {
         "What it computes": f"{client}\n\n{server}",
         "Novel clients and privacy": f"{NOVEL[entry.novel]}\n\n"
         f"Kinds of differential privacy: {kinds}.",
+        "Tasks": f"It serves {served}.",
         "Settings": table(settings(method)) or "Only the common ones of `[tool.flwr.app.config]`.",
     }
     if logged is not None:
@@ -140,11 +145,20 @@ def needs_preference(method: str) -> bool:
     return "needs the preference partition" in METHODS[method].summary
 
 
+def tasks(entry: Method) -> str:
+    """The tasks that the method serves, for people."""
+    return "all" if entry.served_tasks == ALL_TASKS else ", ".join(entry.served_tasks)
+
+
 def index() -> str:
     """The table of all methods."""
-    rows = ["| method | what it does | paper | unlabeled novel clients get |", "|---|---|---|---|"]
+    rows = [
+        "| method | what it does | paper | tasks | unlabeled novel clients get |",
+        "|---|---|---|---|---|",
+    ]
     for name, entry in METHODS.items():
-        row = f"[`{name}`]({name}.md)", entry.summary, entry.paper, entry.novel or "no"
+        novel = entry.novel or "no"
+        row = f"[`{name}`]({name}.md)", entry.summary, entry.paper, tasks(entry), novel
         rows.append(f"| {' | '.join(row)} |")
     return "\n".join(["# Methods", "", *rows, ""])
 

@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from fedapps.common.external_code import Registry, Value
+from fedapps.common.tasks import ALL_TASKS, CLASS_PROBABILITIES, CLASSES, not_served
 
 if TYPE_CHECKING:
     from clients.core.client import Client
@@ -57,7 +58,8 @@ class Method:
     another takes over what that one's section sets, where it sets nothing itself.
 
     `name`, one word, stands for a reference in tables and figures. `family` names the families that
-    the method belongs to, as `fedapps list methods --family` filters them."""
+    the method belongs to, as `fedapps list methods --family` filters them. `tasks` are those of its
+    client class, if they are given here: `fedapps list` reads them without importing torch."""
 
     strategy: "type[PersonalizedStrategy]"
     client: "type[Client]"
@@ -71,6 +73,7 @@ class Method:
     hidden_settings: tuple[str, ...] = ()
     name: str = ""
     family: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a declaration of another type, or outside of its choices."""
@@ -81,19 +84,26 @@ class Method:
                 raise ValueError(_wrong(text, getattr(self, text), "a text"))
         if self.novel not in NOVEL:
             raise ValueError(_wrong("novel", self.novel, f"one of {', '.join(map(repr, NOVEL))}"))
-        for several in ("dp", "hidden_settings", "family"):
+        for several in ("dp", "hidden_settings", "family", "tasks"):
             values = getattr(self, several)
             if not isinstance(values, tuple) or not all(isinstance(v, str) for v in values):
                 raise ValueError(_wrong(several, values, "a tuple of texts, such as ('local',)"))
         unknown = set(self.dp) - set(BOTH)
         if unknown:
             raise ValueError(_wrong("dp", min(unknown), f"of {', '.join(map(repr, BOTH))}"))
+        if unknown := set(self.tasks) - set(ALL_TASKS):
+            raise ValueError(_wrong("tasks", min(unknown), f"of {', '.join(ALL_TASKS)}"))
         cost = self.relative_cost
         # A boolean is an instance of int.
         if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 < cost < inf:
             raise ValueError(_wrong("relative_cost", cost, "a number above 0"))
         if not isinstance(self.settings, Mapping):
             raise ValueError(_wrong("settings", self.settings, "a dict of keys and values"))
+
+    @property
+    def served_tasks(self) -> tuple[str, ...]:
+        """The tasks that it serves, see `fedapps.common.tasks`."""
+        return self.tasks or self.client.served_tasks()
 
     @property
     def own_client(self) -> bool:
@@ -128,6 +138,7 @@ FEDAVG = "strategies.methods.fedavg:FedAvg"
 
 def _method(client: str, *texts: str, strategy: str = FEDAVG, **more: Any) -> Method:
     """A row of the package's own: its classes by reference; then paper, line, novel."""
+    more = {"tasks": ALL_TASKS} | more
     return Method(strategy, client, *texts, **more)  # type: ignore[arg-type]
 
 
@@ -207,6 +218,7 @@ NAMED = {
         "global",
         relative_cost=2.6,
         settings={"lr": 0.3},
+        tasks=CLASS_PROBABILITIES,
         family=(GENERALIZATION,),
     ),
     "fedma": _method(
@@ -311,6 +323,7 @@ NAMED = {
         "Wang et al., ICLR 2021",
         "FedAvg, then entropy minimisation on the client's inputs",
         "adapted",
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
     ),
     "t3a": _method(
@@ -319,6 +332,7 @@ NAMED = {
         "FedAvg, then class templates adjusted to the client's inputs",
         "adapted",
         dp=BOTH,
+        tasks=(CLASSES,),
         family=(TEST_TIME,),
     ),
     "shot": _method(
@@ -329,6 +343,7 @@ NAMED = {
         dp=BOTH,
         relative_cost=1.6,
         hidden_settings=("parameters", "bits", "adapt-clip-norm"),
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
     ),
     "bn-adapt": _method(
@@ -346,6 +361,7 @@ NAMED = {
         "adapted",
         strategy="strategies.methods.prior_em:PriorEM",
         dp=BOTH,
+        tasks=(CLASSES,),
         family=(TEST_TIME,),
     ),
     "bbse": _method(
@@ -354,6 +370,7 @@ NAMED = {
         "FedAvg, corrected by the client's label distribution, from a confusion matrix",
         "adapted",
         strategy="strategies.methods.bbse:BBSE",
+        tasks=(CLASSES,),
         family=(TEST_TIME,),
     ),
     "memo": _method(
@@ -363,6 +380,7 @@ NAMED = {
         "adapted",
         dp=BOTH,
         relative_cost=2.9,
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
     ),
     "atp": _method(
@@ -371,6 +389,7 @@ NAMED = {
         "FedAvg, then learnt rates of unlabeled adaptation, one for each tensor",
         "adapted",
         strategy="strategies.methods.atp:ATP",
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
     ),
     "fedthe": _method(
@@ -381,6 +400,7 @@ NAMED = {
         strategy="strategies.methods.fedthe:FedTHE",
         dp=BOTH,
         relative_cost=1.7,
+        tasks=(CLASSES,),
         family=(PERSONALIZED, TEST_TIME),
     ),
     "fedthe+": _method(
@@ -392,6 +412,7 @@ NAMED = {
         dp=BOTH,
         relative_cost=3.0,
         extends="fedthe",
+        tasks=(CLASSES,),
         family=(PERSONALIZED, TEST_TIME),
     ),
     "btfl": _method(
@@ -402,6 +423,7 @@ NAMED = {
         strategy="strategies.methods.fedthe:FedTHE",
         dp=BOTH,
         relative_cost=1.6,
+        tasks=(CLASSES,),
         family=(PERSONALIZED, TEST_TIME),
     ),
     "pfedhn": _method(
@@ -508,6 +530,7 @@ NAMED = {
         relative_cost=5.0,
         extends="fedtta",
         hidden_settings=OWN_CLIPPING,
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
     ),
     "fedtta++": _method(
@@ -519,6 +542,7 @@ NAMED = {
         relative_cost=5.0,
         extends="fedtta-prox",
         hidden_settings=OWN_CLIPPING,
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
     ),
     "fedtta++-guarded": _method(
@@ -530,6 +554,7 @@ NAMED = {
         relative_cost=5.0,
         extends="fedtta++",
         hidden_settings=OWN_CLIPPING,
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
     ),
     "fedmd": _method(
@@ -549,6 +574,7 @@ NAMED = {
         strategy="strategies.methods.fedmd:FedMD",
         relative_cost=5.6,
         extends="fedmd",
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME, DISTILLATION),
     ),
     "heterofedtta": _method(
@@ -560,6 +586,7 @@ NAMED = {
         relative_cost=9.6,
         extends="fedmd",
         hidden_settings=("mu", "min-agreement", "digest-loss", *OWN_CLIPPING),
+        tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME, DISTILLATION),
     ),
     "fedembed": _method(
@@ -569,6 +596,7 @@ NAMED = {
         strategy="strategies.methods.fedembed:FedEmbed",
         dp=BOTH,
         extends="global+",
+        tasks=(CLASSES,),
         family=(PERSONALIZED, CONFLICTING_LABELS),
     ),
     "global": _method(
@@ -578,6 +606,7 @@ NAMED = {
         strategy="strategies.methods._preferences:CentralAdam",
         dp=BOTH,
         settings={"model": "preference-net"},
+        tasks=(CLASSES,),
         family=(CONFLICTING_LABELS,),
     ),
     "global+": _method(
@@ -587,6 +616,7 @@ NAMED = {
         strategy="strategies.methods._preferences:CentralAdam",
         dp=BOTH,
         extends="global",
+        tasks=(CLASSES,),
         family=(PERSONALIZED, CONFLICTING_LABELS),
     ),
     "pfedkm": _method(
@@ -596,6 +626,7 @@ NAMED = {
         strategy="strategies.methods._preferences:PFedKM",
         dp=("local",),
         extends="global",
+        tasks=(CLASSES,),
         family=(CONFLICTING_LABELS,),
     ),
 }
@@ -621,14 +652,28 @@ def families() -> list[str]:
 
 
 def check_serves(method: str, task: str) -> None:
-    """Raise ValueError for a method that does not serve the task."""
-    if task in METHODS[method].client.tasks:
+    """Raise ValueError for a method that does not serve the task, with those that do."""
+    entry = METHODS[method]
+    if task in entry.served_tasks:
         return
-    able = [name for name, entry in METHODS.items() if task in entry.client.tasks]
-    raise ValueError(
-        f"{method} serves {', '.join(METHODS[method].client.tasks)}, not task={task}; those that "
-        f"do: {', '.join(able)}"
-    )
+    if not entry.tasks:  # a method from outside: its class says why
+        entry.client.check_serves(task)
+    able = [name for name, entry in METHODS.items() if task in entry.served_tasks]
+    refusal = not_served(method, entry.served_tasks, task)
+    raise ValueError(f"{refusal}; those that do: {', '.join(able)}")
+
+
+def check_settings_serve(method: str, values: Mapping[str, Any], task: str) -> None:
+    """Raise ValueError for a setting that the method has, by `values`, and that does not serve the
+    task. Keys of `values` are attributes."""
+    entry = METHODS[method]
+    limited = {**entry.strategy.settings_for_tasks, **entry.client.settings_for_tasks}
+    for name, needs in limited.items():
+        if name not in values or values[name] == needs.neutral or task in needs.tasks:
+            continue
+        key = f"{method}.{name.replace('_', '-')}"
+        refusal = not_served(f"{key}={values[name]}", needs.tasks, task)
+        raise ValueError(f"{refusal}; or set {key}={needs.neutral}")
 
 
 def check_private(method: str, mode: str) -> None:

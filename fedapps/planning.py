@@ -236,11 +236,13 @@ def check_task(config: "Config", method: str) -> None:
     which the task does not have."""
     from clients.core.own_scores import load_scores
     from fedapps.common.tasks import AUTO, CLASSES, TASKS
-    from fedapps.methods import check_serves
+    from fedapps.methods import check_serves, check_settings_serve
+    from fedapps.settings.config import settings
     from partitions import task
 
     info = task(config)
     check_serves(method, info.task)
+    check_settings_serve(method, settings(config, method), info.task)
     selected = str(config["selection-metric"])
     own = [name.removeprefix("-") for name in load_scores(str(config["scores"]))]
     known = (AUTO, "loss", *TASKS[info.task].scores, *own)

@@ -12,9 +12,11 @@ from small_runs import NEEDS, WEE, answering
 
 import partitions
 from clients.core.arrays import from_record, to_record
+from clients.core.outputs import CRITERIA
 from clients.core.protocol import StateUse
 from fedapps.building import method_model, with_public
 from fedapps.clientapp import app, make_client
+from fedapps.common.tasks import ALL_TASKS, BINARY, CLASSES, LABELS, VALUES
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer
@@ -22,6 +24,19 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.core.rounds import PersonalizedStrategy
 
+# Scores of an evaluation by task, the main one first.
+TASK_SCORES = {
+    BINARY: {"accuracy"},
+    LABELS: {"accuracy", "micro-f1", "macro-f1"},
+    VALUES: {"rmse", "mae", "r2"},
+}
+OTHER_TASKS = [
+    (method, task)
+    for method, entry in METHODS.items()
+    for task in entry.served_tasks
+    if task != CLASSES
+]
+NEED_IMAGES = ("fedbn", "bn-adapt", "memo")
 SCORES = ("accuracy", "loss", "sem")  # ends of the keys whose values depend on labels
 EVERY = pytest.mark.parametrize("method", METHODS)
 SMALL = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
@@ -266,3 +281,135 @@ def test_a_bad_client_is_dropped_and_counted(method):
 def test_a_failing_client_stops_the_run_if_asked(method, key, value, error):
     with pytest.raises(RuntimeError, match=error):
         go(method, broken(method, raising), **{key: value})
+
+
+@pytest.fixture(scope="module")
+def task_data(tmp_path_factory):
+    """A file for each task of 60 samples, by task and by whether these are 2 × 4 × 4 images or six
+    numbers. The labels depend on the first three numbers; values are about 100 ± 30."""
+    folder = tmp_path_factory.mktemp("tasks")
+    generator = np.random.default_rng(0)
+    files = {}
+    for images in (False, True):
+        numbers = generator.normal(size=(60, 32 if images else 6)).astype(np.float32)
+        x = numbers.reshape(60, 2, 4, 4) if images else numbers
+        labels = {
+            BINARY: (numbers[:, 0] > 0).astype(int),
+            LABELS: (numbers[:, :3] > 0).astype(int),
+            VALUES: 100 + 20 * numbers[:, 0] + 20 * numbers[:, 1],
+        }
+        for task, y in labels.items():
+            files[task, images] = folder / f"{task}-{images}.npz"
+            np.savez(files[task, images], x=x, y=y)
+    return files
+
+
+def on_task(method, task, task_data, **changes):
+    """Settings of a small run of the method on a dataset of the task."""
+    images = method in NEED_IMAGES
+    config = {"dataset": str(task_data[task, images]), "task": task, "partition": "iid"}
+    config |= {"rounds": 2, "evaluate-every": 2, "lr": 0.05}
+    if images:
+        config["model"] = "mlp" if method == "memo" else "convnet-bn"
+    if METHODS[method].client.needs_public:
+        config["partition.public-samples"] = 12
+    if method == "pefll":
+        config["novel-shots"] = 2
+    return config | changes
+
+
+def counted(task, monkeypatch):
+    """The shapes of outputs and labels for which the task's loss is computed in training."""
+    shapes: list[tuple] = []
+    loss = CRITERIA[task]
+
+    def counting(z, y):
+        if z.requires_grad:
+            shapes.append((tuple(z.shape), tuple(y.shape)))
+        return loss(z, y)
+
+    monkeypatch.setitem(CRITERIA, task, counting)
+    return shapes
+
+
+@pytest.mark.parametrize(("method", "task"), OTHER_TASKS)
+def test_every_method_serves_its_tasks(method, task, task_data, monkeypatch):
+    """It trains on the task's loss, of outputs and labels of the task's shapes, every client
+    replies, and its scores are finite, under the task's names and no other's. The tests above run
+    every method on classes."""
+    shapes = counted(task, monkeypatch)
+    result, _ = go(method, **on_task(method, task, task_data))
+    assert shapes
+    for outputs, labels in shapes:
+        columns = 3 if task == LABELS else 1
+        assert outputs == (outputs[0], columns)
+        assert labels == outputs if task != BINARY else outputs[:1]
+    for metrics in result.train_metrics_clientapp.values():
+        assert metrics["valid-replies"] == 3
+        assert not any(value for key, value in metrics.items() if key.startswith("dropped"))
+    scores = dict(result.evaluate_metrics_clientapp[2])
+    assert all(np.isfinite(value) for value in scores.values())
+    known = {score for names in TASK_SCORES.values() for score in names}
+    for role in ("train", "novel") if METHODS[method].novel else ("train",):
+        given = {score for score in known if f"{role}-{score}" in scores}
+        assert given == TASK_SCORES[task], role
+        assert scores[f"{role}-clients"] == 3
+
+
+@EVERY
+def test_the_table_and_the_class_name_the_same_tasks(method):
+    """`fedapps list` reads the table, which needs no torch; a client reads its class."""
+    entry = METHODS[method]
+    assert entry.tasks == entry.client.served_tasks()
+    assert set(entry.tasks) <= set(ALL_TASKS)
+
+
+def test_eighteen_methods_and_more_serve_values():
+    able = {name for name, entry in METHODS.items() if VALUES in entry.served_tasks}
+    assert able >= {
+        "local", "fedavg", "fedprox", "scaffold", "fedper", "fedrep", "ditto", "apfl",
+        "per-fedavg", "pfedme", "pfedhn", "odpfl-hn", "pefll", "bn-adapt",
+    }  # fmt: skip
+    assert len(able) >= 18
+    assert not able & {"tent", "t3a", "shot", "bbse", "prior-em", "memo", "atp", "fedtta++"}
+
+
+@pytest.mark.parametrize("task", TASK_SCORES)
+def test_fedavg_learns_every_task(task, task_data):
+    """Twelve rounds halve the loss, and the error of values. A classifier ends above a guess: of
+    the more frequent class, 0.6, or of all labels as true, F1 0.67."""
+    changes = {"rounds": 12, "evaluate-every": 12, "local-steps": 10}
+    result, _ = go("fedavg", **on_task("fedavg", task, task_data, **changes))
+    losses = [metrics["loss"] for metrics in result.train_metrics_clientapp.values()]
+    assert losses[-1] < 0.5 * losses[0]
+    scores = result.evaluate_metrics_clientapp[12]
+    if task == VALUES:
+        assert scores["novel-rmse"] < 14  # the labels' deviation is 28
+        assert 0.75 < scores["novel-r2"] < 1
+    else:
+        assert scores["novel-micro-f1" if task == LABELS else "novel-accuracy"] > 0.75
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fedrep"])
+@pytest.mark.parametrize("task", [LABELS, VALUES])
+def test_stacked_clients_train_on_labels_with_columns(method, task, task_data):
+    """Up to rounding, a cohort of three trains as three clients one by one."""
+    one_by_one, _ = go(method, **on_task(method, task, task_data))
+    stacked, _ = go(method, **on_task(method, task, task_data, **{"stacked-clients": 3}))
+    arrays = from_record(one_by_one.arrays)
+    others = from_record(stacked.arrays)
+    assert arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(others[name], array, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("method", ["fedper", "pfedhn"])
+def test_a_run_on_values_resumes(method, task_data, tmp_path):
+    """Cut before its second round, it ends with the bits of a run that was not cut."""
+    changes = {"checkpoint-every": 1, "evaluate-every": 1}
+    config = on_task(method, VALUES, task_data, **changes)
+    go(method, **config, **{"output-dir": str(tmp_path / "whole")})
+    with small_runs.cut_before(2):
+        go(method, **config, **{"output-dir": str(tmp_path / "cut")})
+    go(method, **config, **{"output-dir": str(tmp_path / "cut"), "resume": True})
+    assert small_runs.left(tmp_path / "whole") == small_runs.left(tmp_path / "cut")

@@ -49,7 +49,7 @@ from fedapps.common.settings import (
     setting,
     taken,
 )
-from fedapps.common.tasks import TASKS
+from fedapps.common.tasks import ALL_TASKS, CLASSES, not_served
 from partitions.datasets.loading import Info
 from partitions.shares import Share
 
@@ -87,8 +87,9 @@ class Client(Streaming, Configured, NumPyClient):
     head_by_name = False
     # The client learns from public samples, which belong to no client.
     needs_public = False
-    # The tasks that the method serves, see `fedapps.common.tasks`.
-    tasks: tuple[str, ...] = tuple(TASKS)
+    # The tasks that the method serves, see `fedapps.common.tasks`. A class with a `loss` of its own
+    # serves only classes, unless it says so again: the loss may be the cross entropy.
+    tasks: tuple[str, ...] = ALL_TASKS
 
     # What a method declares about training
 
@@ -160,6 +161,29 @@ class Client(Streaming, Configured, NumPyClient):
     seed = SEED
     device = setting("auto", "auto: cuda if available, else cpu", ("auto", "cpu", "cuda"))
 
+    @classmethod
+    def served_tasks(cls) -> tuple[str, ...]:
+        """`tasks`, or only classes for a class that has a `loss` and does not declare them."""
+        for kind in cls.__mro__:
+            if "tasks" in vars(kind):
+                break
+            if "loss" in vars(kind):
+                return (CLASSES,)
+        return cls.tasks
+
+    @classmethod
+    def check_serves(cls, task: str) -> None:
+        """Raise ValueError if the method's clients do not serve the task."""
+        if task in cls.served_tasks():
+            return
+        advice = ""
+        if task in cls.tasks:
+            advice = (
+                f". It has a loss of its own: add tasks = ({task!r}, …) to the class if this loss "
+                "serves the task, as one that calls self.criterion or super().loss does"
+            )
+        raise ValueError(not_served(cls.__name__, cls.served_tasks(), task) + advice)
+
     def __init__(
         self,
         model: nn.Module,
@@ -171,6 +195,7 @@ class Client(Streaming, Configured, NumPyClient):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
+        self.check_serves(share.targets.task)
         if self.device == "auto":
             self.device = "cuda" if has_cuda() else "cpu"
         if self.device == "cuda" and not has_cuda():
@@ -253,7 +278,7 @@ class Client(Streaming, Configured, NumPyClient):
         return cls.build(model, info, **arguments)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Training loss of a mini-batch: the mean `criterion`; x (n, *shape), y (n,)."""
+        """Training loss of a mini-batch: the mean `criterion`; x (n, *shape), y (n,) or (n, k)."""
         return self.criterion(self.model(x), y)
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
@@ -270,7 +295,7 @@ class Client(Streaming, Configured, NumPyClient):
     def tune(self, config: Config) -> None:
         """Train on a novel client's few labeled samples, `share.train`, before scoring.
 
-        Trains the parameters that `is_tuned` on the cross entropy, for `novel_steps` at
+        Trains the parameters that `is_tuned` on the mean `criterion`, for `novel_steps` at
         `novel_lr`."""
         rows = self.rows(config, "shots")
         loss = partial(Client.loss, self)

@@ -15,14 +15,22 @@ NORMALISATION = (
 )
 
 
+def class_logits(z: Tensor) -> Tensor:
+    """Logits (n, C) of several classes: the outputs z, or 0 and z for one output, whose σ(z) is
+    then the second class's probability."""
+    if z.shape[1] > 1:
+        return z
+    return torch.cat([torch.zeros_like(z), z], 1)
+
+
 def entropies(log_p: Tensor) -> Tensor:
     """Shannon entropy H (n,) in nats of log-probabilities (n, C)."""
     return -(log_p.exp() * log_p).sum(1)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Mean Shannon entropy H(σ(z)) in nats of logits (n, C)."""
-    return entropies(logits.log_softmax(1)).mean()
+    """Mean Shannon entropy H(σ(z)) in nats of logits (n, C), or of one output for two classes."""
+    return entropies(class_logits(logits).log_softmax(1)).mean()
 
 
 def normalisation(model: nn.Module) -> list[nn.Module]:

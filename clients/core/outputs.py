@@ -48,6 +48,16 @@ CRITERIA: dict[str, Criterion] = {
 }
 
 
+def label_vectors(y: Tensor, num_outputs: int) -> Tensor:
+    """Labels as a vector of numbers for each sample, (n, k): one-hot for `classes`, 0 or 1 for
+    `binary`; truth values and standardised values as they are."""
+    if y.ndim == 2:
+        return y
+    if num_outputs == 1:
+        return y[:, None]
+    return F.one_hot(y, num_outputs)
+
+
 def predicted(z: Tensor, targets: Targets) -> Tensor:
     """Predictions from outputs: classes (n,), truth values 0 and 1 (n, k), or values (n, k) in the
     unit of the labels as they were given."""

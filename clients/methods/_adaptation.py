@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from clients.core.normalisation import batch_statistics, entropy
+from clients.core.normalisation import batch_statistics, class_logits, entropy
 from fedapps.common.settings import setting
 
 Parameters = Mapping[str, Tensor]
@@ -23,9 +23,9 @@ KL_DIRECTION = setting(
 
 
 def kl_categorical(p: Tensor, q: Tensor) -> Tensor:
-    """Mean over the batch of KL(σ(p) ‖ σ(q)), from logits (n, C)."""
-    log_p = p.log_softmax(1)
-    log_q = q.log_softmax(1)
+    """Mean over the batch of KL(σ(p) ‖ σ(q)), from logits (n, C), or one output for two classes."""
+    log_p = class_logits(p).log_softmax(1)
+    log_q = class_logits(q).log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1).mean()
 
 

@@ -22,6 +22,7 @@ from clients.models.head import headed
 from clients.models.preference import EmbeddingNet
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import RATE, WIDTH, setting
+from fedapps.common.tasks import CLASSES
 from partitions.datasets.loading import Info
 from partitions.shares import PreferredSamples, Samples
 
@@ -45,6 +46,7 @@ def enclose(
 class GlobalClient(Client):
     """One head for all users, no embedding."""
 
+    tasks = (CLASSES,)
     few_shot = FewShot.NONE  # labels are preferences
     lr = 0.001  # of local Adam
     local_epochs = 5

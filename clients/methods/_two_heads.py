@@ -23,6 +23,7 @@ from clients.models.head import head_of, take_head
 from fedapps.common.memory_limits import num_parts
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import COUNT, setting
+from fedapps.common.tasks import CLASSES
 from partitions.datasets.loading import Info
 from partitions.shares import Samples
 
@@ -111,6 +112,7 @@ class MixedNetwork(nn.Module):
 class TwoHeadsClient(Client):
     """FedAvg's client with a personal head. A subclass defines the summary and the weights."""
 
+    tasks: tuple[str, ...] = (CLASSES,)
     also_scores_global_model = True
     needs_head = True
     needs_state = StateUse.PREDICTIONS

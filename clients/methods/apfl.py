@@ -16,11 +16,13 @@ from clients.core.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
 from clients.core.protocol import StateUse
 from fedapps.common.settings import SHARE, setting
+from fedapps.common.tasks import ALL_TASKS
 
 
 class APFLClient(Client):
     """`mixing` is the first α_i, which is trained if `learn`. ``loss`` is F(w_i) + F(v̄_i)."""
 
+    tasks = ALL_TASKS
     also_scores_global_model = True
     needs_state = StateUse.PREDICTIONS
 

@@ -38,6 +38,7 @@ from clients.methods._batchwise import (
     moments,
 )
 from fedapps.common.settings import RATE, setting
+from fedapps.common.tasks import CLASS_PROBABILITIES
 from partitions.datasets.loading import Info
 
 RATES = "adaptation_rates"  # α (L,), a buffer of the network, in the order of `adaptable`
@@ -93,6 +94,7 @@ class ATPClient(BatchwiseClient, HoldingOut):
     = "batch" the network that is adapted to a batch predicts it. With "online" it is the mean of
     the networks that are adapted to this batch and to the previous ones."""
 
+    tasks = CLASS_PROBABILITIES
     offers = ("adaptation-rates",)
     needs_state = StateUse.TRAINING
     rates = ("lr", "rates_lr")

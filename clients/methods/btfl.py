@@ -34,6 +34,7 @@ from clients.core.normalisation import entropies
 from clients.methods._two_heads import TwoHeads, TwoHeadsClient
 from clients.models.head import head_of
 from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, setting
+from fedapps.common.tasks import CLASSES
 
 GRID = torch.linspace(0.01, 0.99, 100)  # values of m for the integral
 SMALLEST = 1e-12  # least H̄_l, which underflows to 0 for a client with one class
@@ -111,6 +112,7 @@ class LogTwoHeads(TwoHeads):
 class BTFLClient(TwoHeadsClient):
     """Predicts by the weighted log-probabilities of both heads."""
 
+    tasks = (CLASSES,)
     heads = LogTwoHeads
 
     sparsity = setting(

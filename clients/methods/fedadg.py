@@ -1,7 +1,7 @@
 """FedADG client (Zhang et al., "Federated Learning with Domain Generalization", 2021).
 
 A generator G learns reference features h' = G(noise, y). The features h = F(x) are aligned with
-this reference class by class, by the least-squares adversarial losses of the authors' code. The
+this reference label by label, by the least-squares adversarial losses of the authors' code. The
 server averages F, the classifier and G; the discriminator D stays on the client. Novel clients get
 the global model.
 
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.optimizers import SGD
+from clients.core.outputs import label_vectors
 from clients.core.protocol import StateUse
 from clients.core.sgd import clip_gradients, mini_batches
 from clients.models.head import HeadedNetwork, take_head
@@ -24,30 +25,30 @@ from partitions.datasets.loading import Info
 
 
 class Generator(nn.Module):
-    """Distribution generator: noise (n, m) and one-hot labels (n, C) → features (n, d) ≥ 0."""
+    """Distribution generator: noise (n, m) and label vectors (n, C) → features (n, d) ≥ 0."""
 
     def __init__(self, noise_dim: int, num_classes: int, width: int) -> None:
         super().__init__()
         self.hidden = nn.Linear(noise_dim + num_classes, width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, noise: Tensor, onehot: Tensor) -> Tensor:
-        """Reference features (n, d) of the labels' classes."""
-        hidden = F.leaky_relu(self.hidden(torch.cat([noise, onehot], 1)))
+    def forward(self, noise: Tensor, label: Tensor) -> Tensor:
+        """Reference features (n, d) of the labels."""
+        hidden = F.leaky_relu(self.hidden(torch.cat([noise, label], 1)))
         return F.relu(self.output(hidden))
 
 
 class Discriminator(nn.Module):
-    """Features (n, d) and one-hot labels (n, C) → probability (n,) that they are reference."""
+    """Features (n, d) and label vectors (n, C) → probability (n,) that they are reference."""
 
     def __init__(self, num_classes: int, width: int) -> None:
         super().__init__()
         self.hidden = nn.Linear(width + num_classes, width)
         self.output = nn.Linear(width, 1)
 
-    def forward(self, features: Tensor, onehot: Tensor) -> Tensor:
+    def forward(self, features: Tensor, label: Tensor) -> Tensor:
         """D(h | y) in (0, 1)."""
-        hidden = F.leaky_relu(self.hidden(torch.cat([features, onehot], 1)))
+        hidden = F.leaky_relu(self.hidden(torch.cat([features, label], 1)))
         return self.output(hidden).sigmoid().squeeze(1)
 
 
@@ -105,11 +106,11 @@ class FedADGClient(Client):
         rows = self.rows(config)
         total_loss = 0.0
         for x, y in mini_batches(samples, rows):
-            h, reference, onehot = self.pair(x, y)
-            loss = self.discriminator_loss(h.detach(), reference.detach(), onehot)
+            h, reference, label = self.pair(x, y)
+            loss = self.discriminator_loss(h.detach(), reference.detach(), label)
             self.step(of_discriminator, loss)
-            total_loss += self.step(of_predictor, self.predictor_loss(h, y, onehot))
-            self.step(of_generator, self.generator_loss(reference, onehot))
+            total_loss += self.step(of_predictor, self.predictor_loss(h, y, label))
+            self.step(of_generator, self.generator_loss(reference, label))
         return self.arrays(), len(self.share.train), {"loss": total_loss / max(len(rows), 1)}
 
     def step(self, optimizer: SGD, loss: Tensor) -> float:
@@ -121,22 +122,22 @@ class FedADGClient(Client):
         return float(loss.detach())
 
     def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and the one-hot labels."""
-        onehot = F.one_hot(y, self.model.num_classes).to(x.dtype)
+        """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and y as vectors, classes one-hot."""
+        label = label_vectors(y, self.model.num_classes).to(x.dtype)
         noise = torch.rand(len(y), self.model.noise_dim, device=x.device, dtype=x.dtype)
-        return self.model.features(x), self.model.generator(noise, onehot), onehot
+        return self.model.features(x), self.model.generator(noise, label), label
 
-    def discriminator_loss(self, h: Tensor, reference: Tensor, onehot: Tensor) -> Tensor:
+    def discriminator_loss(self, h: Tensor, reference: Tensor, label: Tensor) -> Tensor:
         """E[(1 − D(h'|y))² + D(h|y)²]: D separates the reference from the features."""
         d = self.model.discriminator
-        return ((1 - d(reference, onehot)).square() + d(h, onehot).square()).mean()
+        return ((1 - d(reference, label)).square() + d(h, label).square()).mean()
 
-    def predictor_loss(self, h: Tensor, y: Tensor, onehot: Tensor) -> Tensor:
+    def predictor_loss(self, h: Tensor, y: Tensor, label: Tensor) -> Tensor:
         """λ E[(1 − D(h|y))²] + (1 − λ) CE: D takes the features for the reference."""
-        adversarial = (1 - self.model.discriminator(h, onehot)).square().mean()
+        adversarial = (1 - self.model.discriminator(h, label)).square().mean()
         task = self.criterion(self.model.head(h), y)
         return self.alignment * adversarial + (1 - self.alignment) * task
 
-    def generator_loss(self, reference: Tensor, onehot: Tensor) -> Tensor:
+    def generator_loss(self, reference: Tensor, label: Tensor) -> Tensor:
         """E[D(h'|y)²]: D takes the reference for features."""
-        return self.model.discriminator(reference, onehot).square().mean()
+        return self.model.discriminator(reference, label).square().mean()

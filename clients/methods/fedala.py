@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
@@ -121,7 +120,7 @@ def train_weights(
     batches: Batches,
     lr: float,
     max_passes: int,
-    criterion: Criterion = F.cross_entropy,
+    criterion: Criterion,
 ) -> Tensors:
     """W after at most `max_passes` over the batches, until the loss converges; `model` holds w."""
     losses: list[float] = []
@@ -139,7 +138,7 @@ def one_pass(
     weight: Tensors,
     batches: Batches,
     lr: float,
-    criterion: Criterion = F.cross_entropy,
+    criterion: Criterion,
 ) -> tuple[Tensors, float]:
     """W after a step on every batch, and the batches' mean loss.
 

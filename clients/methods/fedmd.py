@@ -6,7 +6,7 @@ round a client fits the consensus ("digest"), trains on its data ("revisit") and
 novel client digests the consensus from its initial model. The loss "mae" of logits is that of the
 authors' code, "kl" that of FedTTA's comparison (`clients.methods._adaptation.divergence`)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from clients.methods._adaptation import KL_DIRECTION, divergence
 from clients.methods.tent import TENTClient
 from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, setting
+from fedapps.common.tasks import ALL_TASKS, CLASS_PROBABILITIES, ForTasks
 from partitions.shares import Samples
 
 FLOAT16 = setting(False, "send logits as float16")
@@ -36,6 +37,8 @@ class FedMDClient(Client):
     client also scores the model that it would get as a novel client. Raises ValueError if the share
     has no public set."""
 
+    tasks: tuple[str, ...] = ALL_TASKS
+    settings_for_tasks: ClassVar = {"digest_loss": ForTasks(CLASS_PROBABILITIES, "mae")}
     personal = ("",)
     also_scores_global_model = True
     offers = ("public-logits",)
@@ -145,6 +148,7 @@ class HeteroTENTClient(FedMDClient, TENTClient):
     `clip_norm` clips the gradients of training. With `communicate_adapted` the public logits come
     from the model that is adapted to the public set."""
 
+    tasks = CLASS_PROBABILITIES
     supports_streaming = False  # each message digests public samples anew
 
     digest_loss = "kl"

@@ -16,11 +16,13 @@ from torch.nn import functional as F
 
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
+from clients.core.normalisation import class_logits
 from clients.models.foreign import blank_inputs, layers_of
 from clients.models.head import HeadedNetwork, take_head
 from clients.models.networks import ConvNet, convolved
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import NONNEGATIVE, setting
+from fedapps.common.tasks import CLASS_PROBABILITIES
 from partitions.datasets.loading import Info
 
 
@@ -151,6 +153,7 @@ class FedSRClient(Client):
     Predictions use z's mean or, with `test_samples` > 0, the mean probabilities over this number of
     draws (authors' code: 20). A served network uses z's mean."""
 
+    tasks = CLASS_PROBABILITIES
     needs_head = True
     model: Stochastic  # by `build`
 
@@ -171,7 +174,7 @@ class FedSRClient(Client):
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, representation: str) -> nn.Module:
         """The target network with a Gaussian representation before its head."""
-        return Stochastic(model, info.num_outputs, representation, tuple(info.shape))
+        return Stochastic(model, info.num_classes, representation, tuple(info.shape))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y))."""
@@ -182,7 +185,8 @@ class FedSRClient(Client):
         return self.criterion(self.model.classify(z), y) + self.l2r * l2r + self.cmi * cmi
 
     def predict(self, x: Tensor) -> Tensor:
-        """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws."""
+        """The logits of z's mean (n, C), or log Σ_k p(y | z_k) / K over K draws; one output for two
+        classes is the difference of theirs."""
         if not self.test_samples:
             return super().predict(x)
         return by_parts(self._mean_probabilities, self.parts(x))
@@ -192,6 +196,10 @@ class FedSRClient(Client):
         log_probabilities = []
         for _ in range(self.test_samples):
             z = self.model.draw(mean, scale)
-            log_probabilities.append(self.model.classify(z).log_softmax(1))
+            outputs = self.model.classify(z)
+            log_probabilities.append(class_logits(outputs).log_softmax(1))
         # The log of a mean of probabilities, without leaving the logarithms.
-        return torch.stack(log_probabilities).logsumexp(0) - math.log(self.test_samples)
+        log_mean = torch.stack(log_probabilities).logsumexp(0) - math.log(self.test_samples)
+        if outputs.shape[1] > 1:
+            return log_mean
+        return log_mean[:, 1:] - log_mean[:, :1]  # the one output of two classes

@@ -25,6 +25,7 @@ from clients.core.optimizers import Adam
 from clients.methods._two_heads import TwoHeadsClient, mixed
 from clients.models.head import head_of
 from fedapps.common.settings import COUNT, RATE, SHARE, setting
+from fedapps.common.tasks import CLASSES
 
 
 def history(f: Tensor, rate: float) -> Tensor:
@@ -74,6 +75,7 @@ class HeadMixing:
 class FedTHEClient(TwoHeadsClient):
     """`history_rate` is α, `feature_share` β; ω takes `mixing_steps` at `mixing_lr`."""
 
+    tasks: tuple[str, ...] = (CLASSES,)
     vmapped_tensors = ("log_counts",)
     rates: tuple[str, ...] = ("lr", "mixing_lr")
 

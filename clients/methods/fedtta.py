@@ -13,7 +13,7 @@ The authors' code departs further, by the settings in experiments/fedtta/table1-
 was released, its FedTTA++ always keeps the un-adapted model (docs/results/fedtta.md)."""
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.normalisation import batch_statistics, with_statistics
+from clients.core.outputs import predicted
 from clients.methods._adaptation import KL_DIRECTION, Adapting, Step, divergence
 from clients.models.adaptable import Adaptable, Adaptation
 from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import MOMENTUM, NONNEGATIVE, POSITIVE_INT, RATE, SHARE, WIDTH, setting
+from fedapps.common.tasks import ALL_TASKS, CLASS_PROBABILITIES, ForTasks
 from partitions.datasets.loading import Info
 
 
@@ -36,6 +38,12 @@ class FedTTAClient(Adapting, Client):
     first step's on at least a share `min_agreement` of the samples: so no accuracy falls more than
     1 − `min_agreement` below the first step's. `Adapting` says what a step is."""
 
+    tasks: tuple[str, ...] = ALL_TASKS
+    # They compare probabilities, or choose a step by their entropy.
+    settings_for_tasks: ClassVar = {
+        "mu": ForTasks(CLASS_PROBABILITIES, 0.0),
+        "max_steps": ForTasks(CLASS_PROBABILITIES, 1),
+    }
     offers = ("adaptation",)
     rates = ("lr", "inner_lr", "adapt_lr")
     model: Adaptable  # by `build`
@@ -150,16 +158,16 @@ class FedTTAClient(Adapting, Client):
                 break
         assert best is not None
         self._best = best
-        self.adaptation_metrics = {
-            "adapt-steps": best.number,
-            "entropy": best.entropy,
-            "entropy-before": entropy_before,
-        }
+        self.adaptation_metrics = {"adapt-steps": best.number}
+        if self.targets.task in CLASS_PROBABILITIES:
+            self.adaptation_metrics["entropy"] = best.entropy
+            self.adaptation_metrics["entropy-before"] = entropy_before
         return best.logits
 
     def agrees(self, step: Step) -> bool:
         """Whether enough predictions equal the first step's."""
-        same = step.logits.argmax(1) == self.intermediate_logits["one-step"].argmax(1)
+        first = predicted(self.intermediate_logits["one-step"], self.targets)
+        same = predicted(step.logits, self.targets) == first
         return float(same.float().mean()) >= self.min_agreement
 
     def personal_model(self, x: Tensor) -> nn.Module:
@@ -172,6 +180,7 @@ class FedTTAClient(Adapting, Client):
 class FedTTAProxClient(FedTTAClient):
     """FedTTA-Prox: the base model's predictions stay close to the server's, Section 3.3.1."""
 
+    tasks = CLASS_PROBABILITIES
     mu = 0.01
 
 

@@ -28,6 +28,7 @@ from clients.core.evaluation import by_parts
 from clients.models.encoders import MeanSets
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, setting
+from fedapps.common.tasks import ALL_TASKS
 from partitions.datasets.loading import Info
 
 
@@ -93,6 +94,7 @@ class FLowDUPClient(Client):
     """λ is `penalty`, k is `dimension`. Ω_i = ‖v_i − ψ_r‖²/(2 α_θ) + ‖ψ_h‖²/(2 α_h) +
     ‖ψ_r‖²/(2 α_r); the α are `alpha_theta`, `alpha_h` and `alpha_r`."""
 
+    tasks = ALL_TASKS
     supports_streaming = True
     model: LowDimensional  # by `build`
 

@@ -14,6 +14,7 @@ from clients.methods.fedmd import FedMDClient, Logits
 from clients.methods.fedtta import FedTTAClient
 from clients.models.networks import MLP, ConvNet, LeNet
 from fedapps.common.settings import NONNEGATIVE, setting
+from fedapps.common.tasks import CLASS_PROBABILITIES
 from partitions.datasets.loading import Info
 
 
@@ -37,6 +38,7 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     in Eq. (14)), by one step to the whole public set ("public-set") or to its training inputs
     ("own")."""
 
+    tasks = CLASS_PROBABILITIES
     lr = 0.1
     adapt_lr = 0.005
     adaptation_width = setting(

@@ -21,6 +21,7 @@ from clients.core.evaluation import by_parts
 from clients.models.head import take_head
 from fedapps.common.memory_limits import num_parts
 from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, WIDTH, setting
+from fedapps.common.tasks import ALL_TASKS
 from partitions.datasets.loading import Info
 
 
@@ -89,6 +90,7 @@ class HyperFedZeroClient(Client):
     near 0 because e starts almost uniform: the spread of A f(x) is 0.02 there. The penalties and
     the noise do not cause it: docs/results/unseen-digits.md."""
 
+    tasks = ALL_TASKS
     needs_head = True
     model: GeneratedHead  # by `build`
     supports_streaming = property(lambda self: self.granularity == "client")

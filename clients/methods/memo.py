@@ -16,14 +16,16 @@ from torch.func import functional_call, grad, vmap
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config
+from clients.core.normalisation import class_logits
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import COUNT, POSITIVE_INT, RATE, setting
+from fedapps.common.tasks import CLASS_PROBABILITIES
 from partitions.datasets.loading import Info
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
-    """H(mean_v σ(z_v)) in nats of the logits (views, C)."""
-    log_p = logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
+    """H(mean_v σ(z_v)) in nats of the logits (views, C), or of one output for two classes."""
+    log_p = class_logits(logits).log_softmax(1).logsumexp(0) - math.log(len(logits))
     return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum()
 
 
@@ -108,6 +110,7 @@ class MEMOClient(Client):
 
     `adapt_lr` is η, `crop_share` the largest shift of a crop as a share of the side."""
 
+    tasks: tuple[str, ...] = CLASS_PROBABILITIES
     rates: tuple[str, ...] = ("lr", "adapt_lr")
 
     views_round = -1  # of `views_seed`

@@ -2,21 +2,23 @@
 Learn, ICLR 2024, Algorithms 1 and 2): ODPFL-HN's exchanges, but the descriptor also uses labels.
 
 The descriptor is v_i = 1/n Σ_j φ(x_j, y_j; η_v) over labeled samples. y_j is one-hot, appended to
-x_j as channels (to a vector as entries). As in the authors' code, a client that is scored sets the
-logits of classes without a training sample to 0, and a mini-batch's gradient is clipped. Departs
-from the paper: also in training, all training samples make the descriptor; the authors' code takes
-one mini-batch (`encode_samples`)."""
+x_j as channels (to a vector as entries). For other tasks than classes, y_j holds the numbers that
+the network learns: truth values, or standardised values (ours). As in the authors' code, a client
+that is scored sets the logits of classes without a training sample to 0, and a mini-batch's
+gradient is clipped. Departs from the paper: also in training, all training samples make the
+descriptor; the authors' code takes one mini-batch (`encode_samples`)."""
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from clients.core.arrays import Arrays
 from clients.core.client import Config
+from clients.core.outputs import label_vectors
 from clients.core.protocol import FewShot, StateUse
 from clients.methods.odpfl_hn import ODPFLHNClient
 from clients.models.head import head_of
 from fedapps.common.settings import setting
+from fedapps.common.tasks import CLASSES
 from partitions.datasets.loading import Info
 from partitions.shares import Samples
 
@@ -39,7 +41,9 @@ class PeFLLClient(ODPFLHNClient):
 
     local_clip_norm = 50.0
 
-    mask_absent = setting(True, "set the logits of classes that a client lacks to 0")
+    mask_absent = setting(
+        True, "set the logits of classes that a client lacks to 0; with task=classes alone"
+    )
 
     @classmethod
     def descriptor_size(cls, num_training: int, num_clients: int) -> int:
@@ -48,8 +52,8 @@ class PeFLLClient(ODPFLHNClient):
 
     @classmethod
     def encoder_shape(cls, info: Info) -> tuple[int, ...]:
-        """Inputs with C further channels for the label."""
-        return (info.shape[0] + info.num_classes, *info.shape[1:])
+        """Inputs with a further channel for each output: the label."""
+        return (info.shape[0] + info.num_outputs, *info.shape[1:])
 
     def described(self) -> Samples:
         """Its training samples. Raises ValueError for a client without labels."""
@@ -61,7 +65,7 @@ class PeFLLClient(ODPFLHNClient):
         """Load the generated network, without the classes that the training samples lack."""
         super().receive(arrays, config)
         head = head_of(self.target)
-        if self.mask_absent and len(self.share.train):
+        if self.mask_absent and self.targets.task == CLASSES and len(self.share.train):
             _, y = self.share.train.to(self.device)[:]
             absent = y.bincount(minlength=head.out_features) == 0
             with torch.no_grad():
@@ -69,7 +73,7 @@ class PeFLLClient(ODPFLHNClient):
                     parameter[absent] = 0
 
     def encoder_input(self, x: Tensor, y: Tensor) -> Tensor:
-        """(x, y) as (n, channels + C, …), the last C being the one-hot label."""
-        one_hot = F.one_hot(y, head_of(self.target).out_features).to(x.dtype)
-        beside = one_hot.view(*one_hot.shape, *(1 for _ in x.shape[2:]))
+        """(x, y) as (n, channels + C, …), the last C being the label as a vector."""
+        label = label_vectors(y, head_of(self.target).out_features).to(x.dtype)
+        beside = label.view(*label.shape, *(1 for _ in x.shape[2:]))
         return torch.cat([x, beside.expand(-1, -1, *x.shape[2:])], 1)

@@ -7,7 +7,7 @@ persists over rounds and heads start from different weights."""
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from clients.core.client import Client, Config, Metrics
 from clients.core.protocol import FewShot, StateUse
 from clients.models.head import head_of
 from fedapps.common.settings import ROUNDS, setting
+from fedapps.common.tasks import ALL_TASKS, CLASSES, ForTasks
 from partitions.datasets.readers.raw import UNLABELED
 from partitions.shares import Samples, Share
 
@@ -78,6 +79,9 @@ class PFedHNPCClient(PFedHNClient):
     personal = ("head.",)
     needs_state = StateUse.PREDICTIONS
 
+    tasks = ALL_TASKS
+    settings_for_tasks: ClassVar = {"local_classes": ForTasks((CLASSES,), False)}
+
     local_classes = setting(False, "one output for each class that the client has samples of")
 
     def __init__(self, model: nn.Module, share: Share, *args: Any, **options: Any) -> None:
@@ -103,7 +107,7 @@ class PFedHNPCClient(PFedHNClient):
         return self._num_classes
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean cross entropy over the client's classes."""
+        """The mean `criterion`, over the client's classes with `local_classes`."""
         if self.classes is not None:
             y = torch.searchsorted(self.classes, y)
         return self.criterion(self.model(x), y)

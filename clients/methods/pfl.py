@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, model_arrays, prefixed
 from clients.core.client import Client, Config, Metrics
+from clients.core.outputs import further_scores, main_of, value_sums
 from clients.core.protocol import FewShot, StateUse
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
-from partitions.datasets.readers.raw import UNLABELED
+from fedapps.common.tasks import TASKS, VALUES
+from partitions.shares import labeled_rows
 
 BASE = setting("fedper", "method whose personal models novel clients get", ("fedper", "pfedhn"))
 HEAD = "head."
@@ -114,7 +116,7 @@ class PFLClient(Client):
 
 
 class PFLSampledClient(PFLClient):
-    """PFL-sampled: the expected accuracy of a random training client's model."""
+    """PFL-sampled: the expected scores of a random training client's model."""
 
     def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
         """One of the models, drawn by the seed."""
@@ -126,16 +128,27 @@ class PFLSampledClient(PFLClient):
         return super().serve(arrays, config)
 
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """Loss and accuracy of a novel client: means over the models, not those of mean logits."""
+        """Loss and scores of a novel client: over the predictions of all models, not those of mean
+        logits."""
         if not self.share.novel:
             return super().score(arrays, config)
         self.receive(arrays, config)
         x, y = self.share.everything.to(self.device)[:]
-        labeled = y != UNLABELED
+        labeled = labeled_rows(y)
         count = int(labeled.sum())
         if not count:
             return 0.0, 0, {}
-        logits = self.each(x)[:, labeled]
-        losses = [float(self.criterion(z, y[labeled])) for z in logits]  # one for each model
-        accuracy = float((logits.argmax(2) == y[labeled]).float().mean())
-        return sum(losses) / len(losses), count, {"accuracy": accuracy}
+        y = y[labeled]
+        outputs = self.each(x)[:, labeled]
+        losses = [float(self.criterion(z, y)) for z in outputs]  # one for each model
+        # Of the predictions of all models together, so accuracy is the mean over the models.
+        num_models = len(outputs)
+        predictions = outputs.flatten(0, 1)
+        labels = torch.cat([y] * num_models)
+        main = TASKS[self.targets.task].main.name
+        metrics: Metrics = {main: main_of(predictions, labels, self.targets)}
+        metrics |= further_scores(predictions, labels, self.targets)
+        if self.targets.task == VALUES:
+            sums = value_sums(predictions, labels)
+            metrics["value-sums"] = [total / num_models for total in sums]
+        return sum(losses) / num_models, count, metrics

@@ -20,6 +20,7 @@ from clients.core.client import Client, Config, Metrics
 from clients.methods._batchwise import BatchwiseClient
 from clients.models.head import head_of
 from fedapps.common.settings import COUNT, setting
+from fedapps.common.tasks import CLASSES
 
 SOURCE = "source"  # group of arrays: the server's statistics of the training clients' labels
 SOURCE_PRIOR = setting(
@@ -32,6 +33,7 @@ class LabelShiftClient(BatchwiseClient):
 
     In a served network, log(q / π) is part of the bias of the head."""
 
+    tasks = (CLASSES,)
     supports_streaming = True
     needs_head = True
     exchanges = ("query.labels",)

@@ -7,7 +7,7 @@ off. Where a client holds few classes, diversity pulls the wrong way: `diversity
 
 from torch import Tensor, nn
 
-from clients.core.normalisation import entropy
+from clients.core.normalisation import class_logits, entropy
 from clients.methods.tent import TENTClient
 from fedapps.common.settings import NONNEGATIVE, setting
 
@@ -23,7 +23,7 @@ class SHOTClient(TENTClient):
 
     def objective(self, logits: Tensor) -> Tensor:
         """H(Y|X) − `diversity` · H(Y) of logits (n, C)."""
-        mean = logits.softmax(1).mean(0)
+        mean = class_logits(logits).softmax(1).mean(0)
         # A class that is never predicted has probability 0 in float32, and 0 · log 0 is NaN.
         negative_entropy = (mean * mean.clamp(min=1e-12).log()).sum()  # −H(Y)
         return entropy(logits) + self.diversity * negative_entropy

@@ -21,11 +21,13 @@ from clients.core.evaluation import by_parts
 from clients.core.normalisation import entropies
 from clients.models.head import head_of
 from fedapps.common.settings import COUNT, setting
+from fedapps.common.tasks import CLASSES
 
 
 class T3AClient(Client):
     """FedAvg's client that, when scored, keeps at most `supports` features (M) for each class."""
 
+    tasks = (CLASSES,)
     needs_head = True
     # Without a limit the stream would grow.
     supports_streaming = property(lambda self: self.supports > 0)

@@ -23,6 +23,7 @@ from clients.core.normalisation import (
 )
 from clients.core.optimizers import SGD
 from fedapps.common.settings import COUNT, NONNEGATIVE, setting
+from fedapps.common.tasks import CLASS_PROBABILITIES
 
 
 class TENTClient(Client):
@@ -30,6 +31,7 @@ class TENTClient(Client):
 
     The weight decay is that of local SGD. A stream of inputs adapts without a reset."""
 
+    tasks = CLASS_PROBABILITIES
     supports_streaming = True
 
     adapt_steps = setting(10, "SGD steps on the entropy when scored, at the local lr", COUNT)

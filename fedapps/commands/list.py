@@ -9,10 +9,12 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from fedapps.commands import completion
+from fedapps.common.tasks import ALL_TASKS
 from fedapps.console import make_console, refusals
 from fedapps.methods import METHODS, families
 
 Rows = list[dict[str, Any]]
+SHORTER = {", ".join(ALL_TASKS): "all"}  # texts of the table
 HEADINGS = {"line": "what it is", "novel clients": "novel clients get"}
 WIDE = {"paper", "privacy", "own client", "options"}  # columns of `--wide`
 
@@ -23,6 +25,7 @@ def _methods() -> Rows:
             "name": name,
             "line": method.summary,
             "novel clients": method.novel or "no",
+            "tasks": ", ".join(method.served_tasks),
             "family": ", ".join(method.family),
             "paper": method.paper,
             "privacy": ", ".join(method.dp) or "no",
@@ -116,7 +119,7 @@ def list_(
     for key in shown:
         table.add_column(HEADINGS.get(key, key), no_wrap=key == "name")
     for row in rows:
-        cells = [row[key] for key in shown]
+        cells = [SHORTER.get(row[key], row[key]) for key in shown]
         texts = [("no", "yes")[c] if isinstance(c, bool) else str(c) for c in cells]
         table.add_row(*texts)
     console.print(table)

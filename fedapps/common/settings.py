@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from fedapps.common.class_members import check_members
+from fedapps.common.tasks import ForTasks
 
 Value = str | int | float | bool
 T = TypeVar("T", str, int, float, bool)
@@ -193,6 +194,8 @@ class Configured:
 
     declared: ClassVar[Mapping[str, Setting]] = {}  # its settings by attribute, its bases' included
     renamed: ClassVar[Mapping[str, str]] = {}  # present names of attributes by their former ones
+    # Settings that serve only some tasks, by attribute.
+    settings_for_tasks: ClassVar[Mapping[str, ForTasks]] = {}
     _by_hand: ClassVar[Mapping[str, Value]] = {}  # defaults of objects, where they are others
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -92,6 +92,18 @@ TASKS = {
     )
 }
 
+ALL_TASKS = tuple(TASKS)
+# The tasks whose outputs give a probability for each of several classes, of which one holds.
+CLASS_PROBABILITIES = (CLASSES, BINARY)
+
+
+@dataclass(frozen=True)
+class ForTasks:
+    """What a setting needs: any other value than `neutral` serves `tasks` alone."""
+
+    tasks: tuple[str, ...]
+    neutral: str | float | bool
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -125,6 +137,15 @@ def score_named(name: str) -> Score:
 def own_score_name(reference: str) -> str:
     """The name of the score that ``module:NAME`` refers to, with hyphens for underscores."""
     return reference.rpartition(":")[2].strip("_").replace("_", "-")
+
+
+def not_served(name: str, tasks: Iterable[str], task: str) -> str:
+    """What the method or setting `name` serves, and what to write instead of the task, if any."""
+    served = ", ".join(tasks)
+    advice = ""
+    if task == BINARY and CLASSES in served.split(", "):
+        advice = f"; set task={CLASSES}, which has an output for each of the two classes"
+    return f"{name} serves {served}, not task={task}{advice}"
 
 
 def goodness(name: str, value: float) -> float:

@@ -84,7 +84,7 @@ def sums(value: Any) -> list[float]:
     read = number()
     numbers = [read(item) for item in value]
     if None in numbers:
-        raise ValueError("must be finite numbers")
+        raise ValueError("must be finite numbers; training diverged: lower lr")
     return [float(item) for item in numbers]
 
 

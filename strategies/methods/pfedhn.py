@@ -10,7 +10,7 @@ buffers are averaged on the server (see `strategies.methods._generated_networks`
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from clients.core.arrays import Arrays
 from clients.core.optimizers import Optimizer
 from clients.methods.pfedhn import NOVEL_ROUNDS
 from fedapps.common.settings import setting
+from fedapps.common.tasks import CLASSES, ForTasks
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.rounds import PersonalizedStrategy
 from strategies.methods._generated_networks import GeneratorSettings, ModelGenerator, Targets
@@ -59,6 +60,9 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
     any_model = True
     persistent_attributes = ("class_totals",)
     in_place = True  # the arrays are the parameters that the optimizer moves
+
+    # The reports count the samples of each class.
+    settings_for_tasks: ClassVar = {"descriptor": ForTasks((CLASSES,), "learnt")}
 
     embedding_dim = setting(
         0, "entries of an embedding; 0: 1 + (training clients) // 4", "[0, 4096]"

@@ -8,6 +8,7 @@ import torch
 from linear_clients import logistic, two_weights, values
 from small_runs import share
 from torch import nn
+from torch.nn import functional as F
 
 from clients.methods.fedala import FedALAClient, one_pass, top_layers, train_weights
 from clients.models import build_model
@@ -20,7 +21,9 @@ def test_fedala_learns_its_mixture_by_hand():
     model.weight.data = torch.tensor([[math.log(3)], [0.0]])
     theta = {"weight": torch.tensor([[0.2], [-0.1]])}
     batch = (torch.ones(1, 1), torch.tensor([1]))
-    weight, loss = one_pass(model, theta, {"weight": torch.ones(2, 1)}, [batch], 0.5)
+    weight, loss = one_pass(
+        model, theta, {"weight": torch.ones(2, 1)}, [batch], 0.5, F.cross_entropy
+    )
     first = 1 - 3 / 8 * (math.log(3) - 0.2)
     assert weight["weight"].flatten().tolist() == pytest.approx([first, 1.0])
     assert loss == pytest.approx(math.log(4))
@@ -47,7 +50,7 @@ def test_fedala_learns_until_its_loss_settles():
 
     model, batches = nn.Linear(1, 2, bias=False), Counted([(torch.ones(1, 1), torch.tensor([1]))])
     weight = {"weight": torch.ones(2, 1)}
-    train_weights(model, {"weight": torch.zeros(2, 1)}, weight, batches, 0.0, 100)
+    train_weights(model, {"weight": torch.zeros(2, 1)}, weight, batches, 0.0, 100, F.cross_entropy)
     assert batches.passes == 10
     names = top_layers(build_model("mlp-small", (1, 2, 2), 3, 0), 1, torch.zeros(1, 1, 2, 2))
     assert names == ["head.weight", "head.bias"]
@@ -122,5 +125,5 @@ def test_fedala_looks_at_the_last_ten_losses_alone(monkeypatch):
     """100, then 0 for ever: eleven passes, whose first one is forgotten."""
     losses = iter([100.0] + [0.0] * 60)
     monkeypatch.setattr("clients.methods.fedala.one_pass", lambda *given: (given[2], next(losses)))
-    train_weights(nn.Linear(1, 2), {}, {}, [], 0.0, 50)
+    train_weights(nn.Linear(1, 2), {}, {}, [], 0.0, 50, F.cross_entropy)
     assert len(list(losses)) == 61 - 11

@@ -4,6 +4,7 @@ FedDyn (Acar et al., ICLR 2021, Algorithm 1)."""
 
 import numpy as np
 from torch import Tensor
+from torch.nn import functional as F
 
 from clients.core.arrays import Arrays, group, prefixed, to_tensors
 from clients.core.client import Client, Config, Metrics
@@ -112,3 +113,13 @@ PREDICT = Method(FedDynServer, FailsInPredict, *PAPER)
 NOVEL = Method(FedDynServer, FailsForNovel, *PAPER)
 AGGREGATE = Method(FailsInAggregate, FedDynClient, *PAPER, dp=("local", "central"))
 RENAMES = Method(FedAvg, Renames, *PAPER)
+
+
+class SmoothedClient(Client):
+    """A loss of its own, which serves classes alone, and no word about tasks."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x), y, label_smoothing=0.1)
+
+
+SMOOTHED = Method(FedAvg, SmoothedClient, "mine", "smoothed labels", name="smoothed")
