@@ -169,6 +169,9 @@ def test_macro_f1_of_classes():
     assert macro_f1(y, prediction) == pytest.approx((2 / 3 + 0 + 1) / 3)
     assert macro_f1(prediction, y) == pytest.approx((2 / 3 + 0 + 1) / 3)
     assert sklearn.f1_score(y, prediction, average="macro") == pytest.approx((2 / 3 + 0 + 1) / 3)
+    # The largest class is never predicted, or never a label: F1 ⅔, 0 and 0.
+    assert macro_f1(y, tensor(0, 1, 1)) == pytest.approx(2 / 9)
+    assert macro_f1(tensor(0, 1, 1), y) == pytest.approx(2 / 9)
     assert further_scores(torch.zeros(3, 4), y, Targets(CLASSES)) == {}
     assert further_scores(torch.zeros(3, 1), y, Targets(BINARY)) == {}
 

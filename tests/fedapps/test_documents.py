@@ -10,6 +10,7 @@ import pytest
 from small_runs import federate
 
 from experiments import method_pages
+from fedapps.common.tasks import ALL_TASKS
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 
@@ -47,7 +48,8 @@ def test_the_first_pages_count_the_methods():
 def test_every_method_has_a_page_with_its_paper_and_settings(pages):
     assert pages.keys() == {"index", *METHODS}
     for name, method in METHODS.items():
-        row = f"| {method.summary} | {method.paper} | {method.novel or 'no'} |"
+        tasks = "all" if method.tasks == ALL_TASKS else ", ".join(method.tasks)
+        row = f"| {method.summary} | {method.paper} | {tasks} | {method.novel or 'no'} |"
         assert f"| [`{name}`]({name}.md) {row}\n" in pages["index"]
         assert method.family
         families = ", ".join(method.family)
