@@ -117,8 +117,8 @@ def label_name(columns: Mapping[str, Any], form: Form) -> str:
     if form.label and not form.may_lack_label:
         raise ValueError(
             f"label is {form.label!r}, but the columns are {', '.join(map(str, columns)):.300}; "
-            "name one of them; a client without labels has novel=true in its node configuration, "
-            "or returns an array of its inputs"
+            "name one of them; a client without labels has novel=true in its node "
+            "configuration, or returns an array of its inputs"
         )
     if form.label:
         return ""

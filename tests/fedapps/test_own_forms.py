@@ -248,3 +248,34 @@ def test_a_collate_function_is_called_for_each_mini_batch():
     of_all = [x for x in seen if len(x) == 20]
     assert len(of_all) == 6
     assert len({tuple(x.sort(0).values.flatten().tolist()) for x in of_all}) == 6
+
+
+def test_a_model_and_a_collator_of_transformers_work_as_they_are():
+    """Without a download: a model of one layer, and a tokenizer of thirty words, which pads."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{i}": i for i in range(30)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")),
+        pad_token="w0",
+    )
+    config = transformers.DistilBertConfig(
+        vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=16, max_position_embeddings=16
+    )
+    loader = DataLoader(
+        Dataset.from_list(sentences()),
+        batch_size=8,
+        collate_fn=transformers.DataCollatorWithPadding(tokenizer),
+    )
+    arrays, scores = run_components(
+        "fedper",
+        lambda: transformers.DistilBertForSequenceClassification(config),
+        (loader, loader),
+        LENGTHS,
+        rounds=3,
+        batch_size=8,
+        lr=0.5,
+        local_steps=10,
+    )
+    assert not any(name.startswith("head.") for name in arrays)
+    assert scores["train-accuracy"] > 0.8
