@@ -373,13 +373,14 @@ class Federation:
         over all pixels of images. Raises ValueError if all numbers are equal."""
         x = self.dataset.x[self._moment_rows()].double() / self.info.scale
         deviation = float(x.std())
-        if not deviation > 0:
+        described = self.info.inputs is not None  # a user's own data are scaled unasked
+        if not deviation > 0 and not described:
             raise ValueError(
                 "standardize is 'training-clients', but all numbers in the training clients' "
                 "inputs are equal; set it to 'none'"
             )
         if len(self.info.shape) == 3 or self._is_image():
-            return float(x.mean()), deviation
+            return float(x.mean()), deviation or 1.0
         by_column = x.transpose(0, 1).flatten(1).T.numpy()  # (numbers of a column or channel, d)
         mean, std = moments(by_column)
         std[std == 0] = 1  # a constant column becomes zero

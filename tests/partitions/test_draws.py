@@ -223,14 +223,15 @@ def test_a_novel_client_without_enough_samples_is_refused(toy, divide):
 
 def test_attributes_and_moments_are_of_the_clients_own_rows(toy, divide):
     """Writer a has classes 0 and 1, b class 2 alone. Inputs are row numbers: a's 0 … 9 have mean
-    4.5 and variance 82.5 / 9, b's 10 … 19 ten more; who is novel is left out."""
+    4.5 and variance 82.5 / 10, b's 10 … 19 ten more; who is novel is left out."""
     data = toy([0, 1] * 5 + [2] * 10, writer=["a"] * 10 + ["b"] * 10)
     fed = divide(data, partition="natural", num_clients=2, partition_column="writer",
-                 partition_min_samples=1, standardize="training-clients")  # fmt: skip
+                 partition_min_samples=1, standardize="training-clients",
+                 partition_validation_fraction=0.0, partition_test_fraction=0.0)  # fmt: skip
     assert [fed.share(i).attributes["classes"] for i in range(2)] == [2, 1]
     samples = fed.share(0).everything
     mean = 4.5 + 10 * fed.novel[0]
-    assert (samples.mean, samples.std) == pytest.approx((mean, (82.5 / 9) ** 0.5))
+    assert (*samples.mean, *samples.std) == pytest.approx((mean, (82.5 / 10) ** 0.5))
     assert fed.novel.sum() == 1
 
 
