@@ -191,6 +191,10 @@ def test_values_that_are_all_equal_have_no_determination():
     assert determination(value_sums(y + 1, y)) is None
     assert determination(value_sums(y[:1] + 1, y[:1])) is None
     assert determination([2, 0, 0, 1]) is None
+    # Σ y² − (Σ y)² / n of three numbers 123456.7 is 8e-6, by rounding alone.
+    y = torch.full((3, 1), 123456.7, dtype=torch.float64)
+    assert determination(value_sums(y + 1, y)) is None
+    y = torch.full((3, 1), 0.1)
     assert "r2" not in further_scores(y + 1, y, Targets(VALUES))
     # One of two outputs is enough: its term is not known.
     assert determination([2, 3, 5, 4, 2, 2, 2, 0]) is None
