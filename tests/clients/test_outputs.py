@@ -87,6 +87,8 @@ def test_predictions():
     assert predicted(z, Targets(CLASSES)).tolist() == [1, 0]
     assert predicted(z[:, :1], Targets(BINARY)).tolist() == [1, 0]
     assert predicted(z, Targets(LABELS)).tolist() == [[1, 1, 0], [0, 0, 0]]
+    for task in (CLASSES, BINARY, LABELS):  # F1 of classes counts whole numbers
+        assert predicted(z, Targets(task)).dtype == torch.int64
     # A probability of exactly a half is no.
     assert predicted(tensor([0.0]), Targets(BINARY)).tolist() == [0]
     assert predicted(tensor([0.0]), Targets(LABELS)).tolist() == [[0]]
