@@ -320,7 +320,7 @@ def federation_line(work: "list[Job]") -> str:
 
 def data_line(work: "list[Job]") -> str:
     """What the users' own data hold, and how their inputs are scaled; "" for the package's data."""
-    from fedapps.node.building import with_public
+    from fedapps.building import with_public
     from partitions import federation
     from partitions.datasets.loading import described
 

@@ -52,7 +52,8 @@ def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) 
     quantiles: dict[str, list[float]] = {}
     if data.info.task == VALUES:
         for number, values in enumerate(np.quantile(y, list(QUANTILES.values()), axis=0).T):
-            quantiles[str(number)] = values.tolist()
+            name_of_output = data.classes[number] if data.classes else str(number)
+            quantiles[name_of_output] = values.tolist()
     else:
         counts = label_counts(y, data.info).tolist()
     # Classes without a name are called by their number.

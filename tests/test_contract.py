@@ -387,7 +387,7 @@ def test_fedavg_learns_every_task(task, task_data):
         assert scores["novel-rmse"] < 14  # the labels' deviation is 28
         assert 0.75 < scores["novel-r2"] < 1
     else:
-        assert scores["novel-micro-f1" if task == LABELS else "novel-accuracy"] > 0.75
+        assert scores["novel-micro-f1" if task == LABELS else "novel-accuracy"] > 0.7
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fedrep"])

@@ -26,6 +26,7 @@ from clients.core.outputs import (
     predicted,
     value_sums,
 )
+from clients.core.own_scores import named_scores
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES, Targets
 from partitions.shares import Samples, Share
 from strategies.core.evaluation import r2_scores
@@ -231,7 +232,7 @@ def scored(targets, x, y, predict):
     samples = Samples(x, y, rows, scale=1.0)
     share = Share(samples, samples, None, samples, novel=False, targets=targets)
     client = Client(network, share)
-    client.own_scores = {"count": lambda z, y: torch.tensor(float(len(z) + len(y)))}
+    client.own_scores = named_scores({"count": lambda z, y: torch.tensor(float(len(z) + len(y)))})
     return score_samples(client, samples)
 
 
