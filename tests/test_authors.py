@@ -23,7 +23,7 @@ from clients.methods.bn_adapt import BNAdaptClient
 from clients.methods.memo import MEMOClient, MEMONetwork
 from clients.methods.prior_em import PriorEMClient
 from partitions.shares import Samples
-from strategies.methods.bbse import conditional
+from strategies.maths.label_shift import conditional
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "ATP" / "src"
 pytestmark = [

@@ -3,7 +3,7 @@
 In a served model, all inputs of an update are one batch. Statistics and gradients of a large batch
 are means over parts of `pass-megabytes`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -128,3 +128,28 @@ def moments(values: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and unbiased variance (channels,) of values (channels, m), m > 1."""
     variance, mean = torch.var_mean(values, 1)
     return mean, variance
+
+
+def mixed_statistics(
+    model: nn.Module, previous: Mapping[str, Tensor], x: Tensor, rho: float
+) -> tuple[Changes, Tensor]:
+    """ρ · previous + (1 − ρ) · the statistics of the batch x, by name, and the logits (n, C) that
+    the network in evaluation mode has with them: layer by layer in one forward pass.
+
+    A layer with one value for a channel, which has no variance, keeps `previous`."""
+    mixed: Changes = {}
+    for layer in batch_norms(model):
+        for statistic in STATISTICS:
+            name = f"{layer}.{statistic}"
+            mixed[name] = previous[name].clone()
+
+    def mix(layer: str, norm: nn.Module, values: Tensor) -> None:
+        if values.shape[1] > 1:
+            for statistic, batch in zip(STATISTICS, moments(values), strict=True):
+                name = f"{layer}.{statistic}"
+                # In place: the layer then normalises its inputs by the mixed statistics.
+                mixed[name].copy_(rho * previous[name] + (1 - rho) * batch)
+
+    with torch.no_grad(), before_norms(model, mix):
+        logits = functional_call(model, mixed, (x,))
+    return mixed, logits

@@ -16,13 +16,11 @@ from torch.nn import functional as F
 from clients.core.arrays import Arrays
 from clients.core.client import Config, Metrics
 from clients.core.evaluation import by_parts
-from clients.core.simplex import project
+from clients.core.label_shift import bbse
 from clients.methods._batchwise import HoldingOut
 from clients.methods.prior_em import LabelShiftClient
 from clients.models.head import head_of
 from fedapps.common.settings import setting
-
-CUTOFF = 1e-6  # smaller singular values, relative to the largest one, count as 0
 
 
 class BBSEClient(LabelShiftClient, HoldingOut):
@@ -43,8 +41,7 @@ class BBSEClient(LabelShiftClient, HoldingOut):
         k = self.known("confusion").astype(float)
         m_of_batch = self.shares(z).mean(0)
         m = self.mean_so_far({"m": m_of_batch}, len(z))["m"].cpu().numpy()
-        q = project(np.linalg.pinv(k, rcond=CUTOFF) @ m)
-        q = self.mixing / len(q) + (1 - self.mixing) * q
+        q = bbse(k, m, self.mixing)
         return torch.from_numpy(np.log(q)).to(z)
 
     def shares(self, z: Tensor) -> Tensor:

@@ -10,16 +10,13 @@ Agrees with the code of Bao et al. (NeurIPS 2023) to 1e-5 (tests/test_authors.py
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from clients.core.normalisation import check_norms
 from clients.methods._batchwise import (
-    STATISTICS,
     BatchwiseClient,
     Changes,
     batch_norms,
-    before_norms,
-    moments,
+    mixed_statistics,
 )
 from fedapps.common.settings import NONNEGATIVE, setting
 from partitions.datasets.loading import Info
@@ -72,19 +69,4 @@ class BNAdaptClient(BatchwiseClient):
     def _mixed_statistics(self, x: Tensor, rho: float) -> Changes:
         """ρ · previous + (1 − ρ) · batch statistics, layer by layer in one forward pass."""
         previous = dict(self.model.eval().named_buffers()) | self.stream
-        mixed: Changes = {}
-        for layer in batch_norms(self.model):
-            for statistic in STATISTICS:
-                name = f"{layer}.{statistic}"
-                mixed[name] = previous[name].clone()
-
-        def mix(layer: str, norm: nn.Module, values: Tensor) -> None:
-            if values.shape[1] > 1:
-                for statistic, batch in zip(STATISTICS, moments(values), strict=True):
-                    name = f"{layer}.{statistic}"
-                    # In place: the layer then normalises its inputs by the mixed statistics.
-                    mixed[name].copy_(rho * previous[name] + (1 - rho) * batch)
-
-        with torch.no_grad(), before_norms(self.model, mix):
-            functional_call(self.model, mixed, (x,))
-        return mixed
+        return mixed_statistics(self.model, previous, x, rho)[0]

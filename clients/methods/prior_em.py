@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, group
 from clients.core.client import Client, Config, Metrics
+from clients.core.label_shift import log_q_by_em
 from clients.methods._batchwise import BatchwiseClient
 from clients.models.head import head_of
 from fedapps.common.settings import COUNT, setting
@@ -106,14 +107,9 @@ class PriorEMClient(LabelShiftClient):
     em_steps = setting(2, "EM steps", COUNT)
 
     def log_q(self, z: Tensor) -> Tensor:
-        """log q (C,) after the steps; in logarithms no q_c becomes 0."""
+        """log q (C,) after the steps; in a stream the mean over its batches."""
         n = len(z)
-        log_p = z.log_softmax(1)
-        log_prior = self.log_prior
-        log_q = log_prior
-        for _ in range(self.em_steps):
-            log_r = (log_p + log_q - log_prior).log_softmax(1)
-            log_q = log_r.logsumexp(0) - math.log(n)  # q = mean_i r_i
+        log_q = log_q_by_em(z.log_softmax(1), self.log_prior, self.em_steps)
         # The mean over the stream: (n q + n_before q_before) / (n + n_before).
         n_before = int(self.stream.get("count", 0))
         if n_before:

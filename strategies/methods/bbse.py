@@ -2,20 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from clients.core.arrays import Arrays
 from strategies.core.replies import Node, Requirement
-from strategies.methods.prior_em import HEAD_WEIGHT, PriorEM, prior
-
-
-def conditional(counts: np.ndarray) -> np.ndarray:
-    """K_ab = P(predicted a | label b) from counts (C, C).
-
-    A label without a sample counts as always recognised."""
-    counts = np.maximum(counts, 0)
-    counts = counts + np.diag(counts.sum(0) == 0)
-    return np.asarray(counts / counts.sum(0), np.float32)
+from strategies.maths.label_shift import conditional, prior
+from strategies.methods.prior_em import HEAD_WEIGHT, PriorEM
 
 
 class BBSE(PriorEM):

@@ -12,18 +12,13 @@ import numpy as np
 from clients.core.arrays import Arrays, prefixed
 from clients.methods.prior_em import SOURCE, SOURCE_PRIOR
 from strategies.core.replies import Node, Requirement
+from strategies.maths.label_shift import prior
 from strategies.methods.fedavg import FedAvg
 
 HEAD_WEIGHT = "head.weight"
 LABELS = Requirement(
     "prior-em", "answer `query.labels`, their label counts", offers=("query.labels",)
 )
-
-
-def prior(counts: np.ndarray) -> np.ndarray:
-    """π (C,) from label counts (C,) plus one, so no class has probability 0."""
-    counts = np.maximum(counts, 0) + 1
-    return np.asarray(counts / counts.sum(), np.float32)
 
 
 class PriorEM(FedAvg):

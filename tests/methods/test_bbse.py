@@ -8,7 +8,8 @@ from small_runs import federate, share
 
 from clients.methods._batchwise import HoldingOut
 from clients.methods.bbse import BBSEClient
-from strategies.methods.bbse import BBSE, conditional
+from strategies.maths.label_shift import conditional
+from strategies.methods.bbse import BBSE
 from strategies.methods.prior_em import PriorEM
 
 Z = torch.tensor([[2.0, 0.0, 0.0]] * 2 + [[0.0, 1.0, 0.0]] * 5 + [[0.0, 0.0, 1.0]] * 3)

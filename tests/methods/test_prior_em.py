@@ -12,7 +12,8 @@ from small_runs import SMALL, federate
 import partitions
 from clients.core.client import Client
 from clients.methods.prior_em import PriorEMClient
-from strategies.methods.prior_em import PriorEM, prior
+from strategies.maths.label_shift import prior
+from strategies.methods.prior_em import PriorEM
 
 P = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]])
 
