@@ -373,6 +373,14 @@ NAMED = {
         tasks=(CLASSES,),
         family=(TEST_TIME,),
     ),
+    "auto": _method(
+        "clients.methods.auto:AutoClient",
+        "ours",
+        "FedAvg, and a choice for each client whether its inputs are corrected, and how",
+        "adapted",
+        strategy="strategies.methods.auto:Auto",
+        family=(TEST_TIME,),
+    ),
     "memo": _method(
         "clients.methods.memo:MEMOClient",
         "Zhang et al., NeurIPS 2022",

@@ -214,7 +214,7 @@ def check(config: "Config") -> None:
     method = check_method(config["method"])
     check_task(config, method)
     privacy = check_run(config)
-    construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
+    strategy = construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
     networks = {str(config["model"]), *client_models(config)}
     if config["restrict-to-model"]:
         networks.add(sized(str(config["model"]), str(config["restrict-to-model"])))
@@ -223,7 +223,9 @@ def check(config: "Config") -> None:
     # One client of each model size, and one that trains.
     num_clients = int(config["num-clients"])
     num_models = len(str(config["client-models"]).split(","))
-    training_client = int(federation(with_public(config, method)).novel.argmin())
+    novel = federation(with_public(config, method)).novel
+    strategy.check_training_clients(int((~novel).sum()))
+    training_client = int(novel.argmin())
     for client_id in {*range(min(num_models, num_clients)), training_client}:
         node = dict(simulated_node(client_id, num_clients))
         client = make_client(Context(0, 0, node, RecordDict(), config), method)

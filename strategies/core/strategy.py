@@ -255,6 +255,11 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         """Whether the present round's evaluation includes novel clients."""
         return self.evaluate_novel
 
+    def check_training_clients(self, count: int) -> None:
+        """Raise ValueError if the method cannot do what it promises with so many of them.
+
+        Called before a simulation begins."""
+
     def initialize(self, arrays: Arrays) -> Arrays:
         """The server's arrays at the start, made from the `arrays` of the initial model.
 

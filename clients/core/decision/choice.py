@@ -1,0 +1,258 @@
+"""The choice of a correction: the expected gain of each candidate, and a guard.
+
+A client whose T = max_l (T_l − μ_l) / σ_l is at most t is in the regime of label shift, others are
+outside, where no correction of label shift is a candidate. Of candidate j's changed samples w̃_j is
+the mean of P(candidate) − P(FedAvg). Its win rate is w_j = α + β w̃_j, with α and β of the regime,
+and its expected gain d_j w_j, with d_j the share of changed predictions. The choice is
+
+    argmax d_j w_j  among  w_j > 0,  w_j √(n d_j) ≥ k,  n d_j w_j ≥ ½,
+
+else FedAvg: half an input must be expected to be won, and k bounds the share of harmed clients."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clients.core.decision.evidence import BASE, CANDIDATE
+from clients.core.decision.logistic import probabilities
+
+LABEL_SHIFT, OUTSIDE = 0, 1  # regimes
+KEEP = -1  # the choice of FedAvg
+LEAST_INPUTS_WON = 0.5
+CUT = 5.0  # deviations of a feature from its mean over plays
+NEVER = 1e6  # a k that no client reaches: nothing is chosen
+UNBOUNDED = 1e6  # an end of a descriptor's range that cuts nothing
+
+# What the network's normalisation allows: corrected networks, and those among them that may be
+# chosen. BBSE corrects proportions alone.
+BBSE = "bbse"
+BN_WEIGHTS = {"bn0": 0.0, "bn16": 16.0, "bn64": 64.0}  # weight of the training statistics
+EM_VIEWS = {"bn0-em": "bn0", "bn16-em": "bn16"}  # corrected by EM, on top of these
+VIEWS = (BBSE, *BN_WEIGHTS, *EM_VIEWS)
+VIEWS_WITHOUT_STATISTICS = (BBSE, "em")
+CANDIDATES = (BBSE, *BN_WEIGHTS)
+DESCRIPTORS = 4
+
+
+def views_of(has_statistics: bool) -> tuple[str, ...]:
+    """The corrected networks that are compared."""
+    return VIEWS if has_statistics else VIEWS_WITHOUT_STATISTICS
+
+
+def num_features(has_statistics: bool) -> int:
+    """F of a changed sample's features, the constant included."""
+    return 4 + len(views_of(has_statistics)) - 1 + DESCRIPTORS + 1
+
+
+def candidates_of(names: str, has_statistics: bool) -> tuple[str, ...]:
+    """The candidates among `names`, separated by commas, that the network allows. Raises ValueError
+    for an unknown name, and if none is left."""
+    given = names.split(",")
+    for name in given:
+        if name not in CANDIDATES:
+            raise ValueError(
+                f"auto.candidates names {name!r}; known: {', '.join(CANDIDATES)}, and FedAvg's "
+                "model is always one"
+            )
+    able = tuple(name for name in dict.fromkeys(given) if has_statistics or name == BBSE)
+    if not able:
+        raise ValueError(
+            f"auto.candidates is {names!r}, which needs batch normalisation; add bbse, or take a "
+            "model that has it: convnet-bn, torchvision.models:resnet18"
+        )
+    return able
+
+
+@dataclass(frozen=True)
+class Case:
+    """A client's inputs, real or played: n, T_l (L,), descriptors (J, 4), and by candidate the
+    evidence (m_j, E) of its changed samples and, where labels are known, who is right (m_j,)."""
+
+    n: int
+    misfits: np.ndarray
+    descriptors: np.ndarray
+    evidence: Sequence[np.ndarray]
+    outcomes: Sequence[np.ndarray] = ()
+    unchanged: bool = False
+
+    @property
+    def changed(self) -> np.ndarray:
+        """d (J,), the share of the predictions that each candidate changes."""
+        return np.array([len(rows) for rows in self.evidence]) / self.n
+
+    def inputs_lost(self, candidate: int) -> int:
+        """The inputs that the candidate gets wrong and FedAvg right, less the reverse."""
+        if candidate == KEEP:
+            return 0
+        outcomes = self.outcomes[candidate]
+        return int((outcomes == BASE).sum() - (outcomes == CANDIDATE).sum())
+
+    def harmed(self, candidate: int) -> bool:
+        """Whether it loses more than a point, and more than one input."""
+        return self.inputs_lost(candidate) > max(0.01 * self.n, 1)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """All numbers of the rule, for J candidates. Those that are not yet known are None.
+
+    μ, σ (L,) and t of the misfit; `ranges` (J, 4, 2) of the descriptors; `feature_mean` and
+    `feature_deviation` (J, F − 1); θ (J, 2, F); `calibration` (2, J, 4): α, β and the range of w̃ by
+    regime; k (2,) by regime."""
+
+    misfit_mean: np.ndarray | None = None
+    misfit_deviation: np.ndarray | None = None
+    misfit_limit: np.ndarray | None = None
+    ranges: np.ndarray | None = None
+    feature_mean: np.ndarray | None = None
+    feature_deviation: np.ndarray | None = None
+    coefficients: np.ndarray | None = None
+    calibration: np.ndarray | None = None
+    guard: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> "Rule":
+        """The rule of these arrays, by the names of the attributes with hyphens."""
+        return cls(**{name.replace("-", "_"): np.asarray(a, float) for name, a in arrays.items()})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The numbers that are known, by the names that messages have."""
+        known = {name: a for name, a in vars(self).items() if a is not None}
+        return {name.replace("_", "-"): np.asarray(a, np.float64) for name, a in known.items()}
+
+    def misfit(self, case: Case) -> float:
+        """T."""
+        assert self.misfit_mean is not None and self.misfit_deviation is not None
+        return float(((case.misfits - self.misfit_mean) / self.misfit_deviation).max())
+
+    def regime(self, case: Case) -> int:
+        """Whether label shift alone explains the inputs: T ≤ t."""
+        assert self.misfit_limit is not None
+        return LABEL_SHIFT if self.misfit(case) <= self.misfit_limit else OUTSIDE
+
+    def raw_features(self, case: Case, candidate: int) -> np.ndarray:
+        """Evidence and cut descriptors (m, F − 1) of the changed samples."""
+        assert self.ranges is not None
+        low, high = self.ranges[candidate].T
+        descriptor = np.clip(case.descriptors[candidate], low, high)
+        evidence = case.evidence[candidate]
+        return np.hstack([evidence, np.tile(descriptor, (len(evidence), 1))])
+
+    def features(self, case: Case, candidate: int) -> np.ndarray:
+        """Standardised features (m, F), cut to ±5, and the constant 1."""
+        assert self.feature_mean is not None and self.feature_deviation is not None
+        raw = self.raw_features(case, candidate)
+        centred = raw - self.feature_mean[candidate]
+        standardised = np.clip(centred / self.feature_deviation[candidate], -CUT, CUT)
+        return np.hstack([standardised, np.ones((len(raw), 1))])
+
+    def raw_win_rate(self, case: Case, candidate: int) -> float:
+        """w̃: the mean of P(candidate) − P(FedAvg); 0 where no prediction changes."""
+        assert self.coefficients is not None
+        features = self.features(case, candidate)
+        if not len(features):
+            return 0.0
+        p = probabilities(features, self.coefficients[candidate])
+        return float((p[:, 0] - p[:, 1]).mean())
+
+    def win_rates(self, case: Case) -> np.ndarray:
+        """w (J,) = α + β w̃, with w̃ cut to the range of plays."""
+        assert self.calibration is not None
+        regime = self.regime(case)
+        rates = []
+        for candidate, (alpha, beta, low, high) in enumerate(self.calibration[regime]):
+            raw = self.raw_win_rate(case, candidate)
+            rates.append(alpha + beta * np.clip(raw, low, high))
+        return np.array(rates)
+
+
+def best(n: int, changed: np.ndarray, win_rates: np.ndarray, able: np.ndarray, k: float) -> int:
+    """The choice among candidates that are `able` (J,), by n, d (J,) and w (J,); else KEEP."""
+    eligible = able & (win_rates > 0)
+    eligible &= win_rates * np.sqrt(n * changed) >= k
+    eligible &= n * changed * win_rates >= LEAST_INPUTS_WON
+    if not eligible.any():
+        return KEEP
+    return int(np.where(eligible, changed * win_rates, -np.inf).argmax())
+
+
+def able_in(regime: int, candidates: Sequence[str]) -> np.ndarray:
+    """Which candidates (J,) the regime has."""
+    return np.array([regime == LABEL_SHIFT or name != BBSE for name in candidates])
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The choice for a client, KEEP or the place of a candidate, and the numbers behind it."""
+
+    choice: int
+    misfit: float
+    regime: int
+    changed: np.ndarray
+    win_rates: np.ndarray
+
+
+def decide(rule: Rule, case: Case, candidates: Sequence[str]) -> Decision:
+    """The rule's choice for a client."""
+    assert rule.guard is not None
+    regime = rule.regime(case)
+    rates = rule.win_rates(case)
+    k = float(rule.guard[regime])
+    choice = best(case.n, case.changed, rates, able_in(regime, candidates), k)
+    return Decision(choice, rule.misfit(case), regime, case.changed, rates)
+
+
+def harm_by_k(
+    rule: Rule, case: Case, candidates: Sequence[str], grid: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """The regime of a played newcomer, and whether each k of the grid (K,) would harm it (K,)."""
+    regime = rule.regime(case)
+    rates = rule.win_rates(case)
+    able = able_in(regime, candidates)
+    harm = [case.harmed(best(case.n, case.changed, rates, able, float(k))) for k in grid]
+    return regime, np.array(harm, float)
+
+
+# Played newcomers as arrays, which a client keeps between messages
+
+
+def cases_to_arrays(cases: Sequence[Case], num_candidates: int) -> dict[str, np.ndarray]:
+    """The cases as arrays; the changed samples of all cases and candidates follow each other."""
+    if not cases:
+        return {"n": np.zeros(0, int)}
+    evidence = [rows for case in cases for rows in case.evidence]
+    outcomes = [rows for case in cases for rows in case.outcomes]
+    counts = np.array([len(rows) for rows in evidence], int).reshape(len(cases), num_candidates)
+    return {
+        "n": np.array([case.n for case in cases]),
+        "unchanged": np.array([case.unchanged for case in cases]),
+        "misfits": np.stack([case.misfits for case in cases]),
+        "descriptors": np.stack([case.descriptors for case in cases]),
+        "counts": counts,
+        "evidence": np.concatenate(evidence),
+        "outcomes": np.concatenate(outcomes),
+    }
+
+
+def cases_of(arrays: Mapping[str, np.ndarray]) -> list[Case]:
+    """The cases of these arrays."""
+    if not len(arrays["n"]):
+        return []
+    ends = np.cumsum(arrays["counts"].ravel())[:-1]
+    evidence = np.split(arrays["evidence"], ends)
+    outcomes = np.split(arrays["outcomes"], ends)
+    size = arrays["counts"].shape[1]
+    cases = []
+    for place, n in enumerate(arrays["n"]):
+        own = slice(place * size, (place + 1) * size)
+        case = Case(
+            int(n),
+            arrays["misfits"][place],
+            arrays["descriptors"][place],
+            evidence[own],
+            outcomes[own],
+            bool(arrays["unchanged"][place]),
+        )
+        cases.append(case)
+    return cases

@@ -1,0 +1,92 @@
+"""How well other class proportions alone explain a client's inputs.
+
+φ̄ is the mean of φ over n inputs. With proportions q its expectation is Mᵀ q, and its covariance
+Σ_l = B_l + S_l / n + 0.03 (tr / d_l) I with tr the trace of B_l + S_l / n. Then
+
+    q = argmin over the simplex of Σ_{l ∈ {last layer, softmax}} ‖φ̄_l − M_lᵀ q‖² in Σ_l⁻¹,
+    T_l = log(‖φ̄_l − M_lᵀ q‖² / d_l).
+
+A high T_l says that more than the proportions has changed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy  # loads its modules on first use
+
+from clients.core.decision.moments import Blocks
+
+SHRINKAGE = 0.03  # weight of the identity in Σ_l, relative to the mean variance
+SMALLEST = 1e-12  # variance and squared distance, so that a constant φ_l divides nothing by 0
+FITTED = (-3, -2)  # the blocks that decide q: the last layer, the softmax
+SOFTMAX = -2  # the block of the mean prediction
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the training clients' samples: M (C, D), S and B (Σ d_l²,) for `blocks`, K (C, C) with
+    K_ab = P(predicted a | label b), and π (C,)."""
+
+    blocks: Blocks
+    means: np.ndarray
+    within: np.ndarray
+    between: np.ndarray
+    confusion: np.ndarray
+    prior: np.ndarray
+
+
+class LabelShiftFit:
+    """Fits of clients with n inputs: the whitened M_l are computed once."""
+
+    def __init__(self, statistics: Statistics, n: int) -> None:
+        self.statistics = statistics
+        blocks = statistics.blocks
+        within = blocks.matrices(statistics.within)
+        between = blocks.matrices(statistics.between)
+        # L_l⁻¹ for Σ_l = L_l L_lᵀ: distances in Σ_l⁻¹ are plain ones of whitened vectors.
+        self._whitening = []
+        for b, s in zip(between, within, strict=True):
+            factor = np.linalg.cholesky(covariance(b + s / n))
+            identity = np.eye(len(factor))
+            self._whitening.append(scipy.linalg.solve_triangular(factor, identity, lower=True))
+        self._means = self.whitened(statistics.means)
+
+    def whitened(self, phi: np.ndarray) -> list[np.ndarray]:
+        """L_l⁻¹ φ_l (…, d_l) of φ (…, D)."""
+        parts = self.statistics.blocks.split(phi)
+        return [part @ w.T for part, w in zip(parts, self._whitening, strict=True)]
+
+    def proportions(self, phi_mean: np.ndarray) -> np.ndarray:
+        """q (C,) of a client with φ̄ (D,)."""
+        target = self.whitened(phi_mean)
+        matrix = np.hstack([self._means[block] for block in FITTED])
+        vector = np.concatenate([target[block] for block in FITTED])
+        return nearest_mixture(matrix.T, vector)
+
+    def misfits(self, phi_mean: np.ndarray, q: np.ndarray) -> np.ndarray:
+        """T_l (L,) of a client with φ̄ (D,) and the proportions q (C,)."""
+        misfits = []
+        for means, target in zip(self._means, self.whitened(phi_mean), strict=True):
+            squared_distance = np.square(target - q @ means).sum()
+            misfits.append(np.log(max(squared_distance, SMALLEST) / len(target)))
+        return np.array(misfits)
+
+
+def covariance(matrix: np.ndarray) -> np.ndarray:
+    """Σ = A + 0.03 (tr A / d) I, positive definite also where A is 0."""
+    mean_variance = max(np.trace(matrix) / len(matrix), SMALLEST)
+    return np.asarray(matrix + SHRINKAGE * mean_variance * np.eye(len(matrix)))
+
+
+def nearest_mixture(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """argmin over the simplex of ‖A q − b‖², with A (m, C) and b (m,).
+
+    On the simplex A q − b = D q with D = A − b 1ᵀ. For u = s q the sum ‖D u‖² + (1ᵀu − 1)² is least
+    at s = 1 / (1 + ‖D q‖²), where it is ‖D q‖² / (1 + ‖D q‖²), which grows with ‖D q‖². So u of the
+    non-negative least squares gives q = u / 1ᵀu, exactly."""
+    difference = columns - target[:, None]
+    scale = max(np.abs(difference).max(), SMALLEST)
+    rows = np.vstack([difference / scale, np.ones(columns.shape[1])])
+    last = np.zeros(len(rows))
+    last[-1] = 1
+    u, _ = scipy.optimize.nnls(rows, last)
+    return np.asarray(u / u.sum())

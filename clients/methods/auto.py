@@ -1,0 +1,390 @@
+"""Auto's client: decides without labels whether and how its inputs are corrected (ours).
+
+Training clients summarise their held-out samples by sums, and play newcomers with them; from these
+sums the server makes a rule (`strategies.methods.auto`). A client applies the rule to its own
+inputs: four forward passes, one quadratic program of C variables, no gradient. It then predicts by
+FedAvg's network or by a corrected one, and sends nothing.
+
+The equations are in `clients.core.decision`. BBSE uses π of the training clients and all inputs as
+one batch. "bn16" normalises by the inputs' statistics and by the training statistics, which count
+as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is FedAvg's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from clients.core.arrays import Arrays, group, prefixed
+from clients.core.client import Config, Metrics
+from clients.core.decision.changes import named_changes
+from clients.core.decision.choice import (
+    BBSE,
+    BN_WEIGHTS,
+    EM_VIEWS,
+    KEEP,
+    Case,
+    Decision,
+    Rule,
+    able_in,
+    candidates_of,
+    cases_of,
+    cases_to_arrays,
+    decide,
+    num_features,
+)
+from clients.core.decision.evidence import (
+    changed_rows,
+    label_shift_descriptor,
+    outcomes,
+    sample_evidence,
+    statistics_descriptor,
+)
+from clients.core.decision.fit import SOFTMAX, LabelShiftFit, Statistics
+from clients.core.decision.moments import Blocks, class_sums, residual
+from clients.core.decision.played import newcomers
+from clients.core.decision.tallies import (
+    calibration_sums,
+    derivatives,
+    feature_sums,
+    guard_losses,
+    histograms,
+    misfit_sums,
+)
+from clients.core.evaluation import by_parts
+from clients.core.label_shift import bbse, log_q_by_em
+from clients.methods._batchwise import Changes, HoldingOut, batch_norms, mixed_statistics
+from clients.models.head import head_of
+from fedapps.common.seeds import seed_of
+from fedapps.common.settings import setting
+from fedapps.common.tasks import CLASSES
+from partitions.datasets.loading import Info
+from partitions.shares import labeled_rows
+
+SOURCE = "source"  # group of arrays: statistics of the training clients' samples
+RULE = "rule"  # group of arrays: the numbers of the rule
+SOURCE_MEANS = f"{SOURCE}/means"
+COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivatives are asked for
+PLAYED = "played"  # group of the state: newcomers, between the server's messages
+MIXING = 0.001  # ε of BBSE
+EM_STEPS = 20
+NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
+CANDIDATES = setting(
+    "bbse,bn16", "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64", listed=True
+)
+
+
+class AutoClient(HoldingOut):
+    """FedAvg's client that chooses a correction for its inputs, or none, by the server's rule."""
+
+    tasks = (CLASSES,)
+    needs_head = True
+    exchanges = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
+    saves_state_after = ("query.misfit", "query.guard")
+
+    candidates = CANDIDATES
+    plays = setting(5, "newcomers that each training client plays", "[1, 100]")
+    changes = setting(
+        "all", "changes of inputs that played newcomers may have, by name; all", listed=True
+    )
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.head = head_of(self.model)
+        self.norms = batch_norms(self.model)
+        self.names = candidates_of(self.candidates, bool(self.norms))
+        named_changes(self.changes, 4)  # raises ValueError for an unknown one
+        classes = self.head.out_features
+        layers = [norm.num_features for norm in self.norms.values()]
+        self.blocks = Blocks((*(layers or [self.head.in_features]), classes, NUM_LAST))
+        self.source: Arrays = {}
+        self.rule: Arrays = {}
+        self._fits: dict[int, LabelShiftFit] = {}
+        self._correction: Tensor | Changes | None = None
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, /, *, candidates: str) -> nn.Module:
+        """The network. Raises ValueError if it allows none of the candidates."""
+        candidates_of(candidates, bool(batch_norms(model)))
+        return model
+
+    # Serving
+
+    def receive(self, arrays: Arrays, config: Config) -> None:
+        """Load the model; keep the server's statistics and rule."""
+        self.source = group(arrays, SOURCE)
+        self.rule = group(arrays, RULE)
+        self._fits = {}
+        network: Arrays = {}
+        for name, array in arrays.items():
+            if not name.startswith((f"{SOURCE}/", f"{RULE}/")):
+                network[name] = array
+        super().receive(network, config)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C), corrected as the rule chooses."""
+        self._correction = None
+        self.adaptation_metrics = {}
+        if not self.rule:
+            return super().predict(x)
+        case, views = self.case(x)
+        base = views[""]
+        self.intermediate_logits = {"base": base}
+        decision = decide(Rule.of(self.rule), case, self.names)
+        self.adaptation_metrics = self.described(decision)
+        if decision.choice == KEEP:
+            return base
+        name = self.names[decision.choice]
+        self._correction = self._corrections[name]
+        return views[name]
+
+    def described(self, decision: Decision) -> Metrics:
+        """T, t, k, the choice, and d and w of the candidate with the highest expected gain."""
+        rule = Rule.of(self.rule)
+        assert rule.misfit_limit is not None and rule.guard is not None
+        able = able_in(decision.regime, self.names)
+        expected = np.where(able, decision.changed * decision.win_rates, -np.inf)
+        first = int(expected.argmax())
+        metrics: Metrics = {
+            "misfit": decision.misfit,
+            "misfit-limit": float(rule.misfit_limit),
+            "guard": float(rule.guard[decision.regime]),
+            "changed": float(decision.changed[first]) if able.any() else 0.0,
+            "win-rate": float(decision.win_rates[first]) if able.any() else 0.0,
+            "chosen-none": float(decision.choice == KEEP),
+        }
+        for place, name in enumerate(self.names):
+            metrics[f"chosen-{name}"] = float(decision.choice == place)
+        return metrics
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """The network, with the chosen correction in the bias of its head or in its statistics."""
+        model = super().personal_model(x)
+        if isinstance(self._correction, Tensor):
+            head = head_of(model)
+            bias = self._correction.to(head.weight)
+            if head.bias is not None:
+                bias = head.bias.detach() + bias
+            head.bias = nn.Parameter(bias)
+        elif self._correction is not None:
+            model.load_state_dict(self._correction, strict=False)
+        return model
+
+    # One client's inputs
+
+    def case(self, x: Tensor, y: Tensor | None = None) -> tuple[Case, dict[str, Tensor]]:
+        """The numbers that the rule needs of inputs x, labels included where there are some; and
+        the logits (n, C) by view, "" that of FedAvg."""
+        n = len(x)
+        statistics = self.statistics()
+        phi, base = self.inner_values(x)
+        views, q_bbse, q_after = self.views(x, base)
+        if n not in self._fits:
+            self._fits[n] = LabelShiftFit(statistics, n)
+        fit = self._fits[n]
+        phi_mean = phi.mean(0)
+        q = fit.proportions(phi_mean)
+        misfit_of_prior = fit.misfits(phi_mean, statistics.prior)[SOFTMAX]
+        log_base = log_probabilities(base)
+        log_views = {name: log_probabilities(z) for name, z in views.items()}
+        descriptors = []
+        evidence = []
+        right = []
+        for name in self.names:
+            log_candidate = log_views[name]
+            rows = changed_rows(log_base, log_candidate)
+            changed = len(rows) / n
+            if name == BBSE:
+                entries = label_shift_descriptor(q, q_bbse, misfit_of_prior, n, changed)
+            else:
+                entries = statistics_descriptor(q_after[name], log_base, log_candidate, changed)
+            descriptors.append(entries)
+            evidence.append(sample_evidence(log_base, log_views, name, rows))
+            if y is not None:
+                right.append(outcomes(log_base, log_candidate, rows, y.cpu().numpy()))
+        misfits = fit.misfits(phi_mean, q)
+        return Case(n, misfits, np.stack(descriptors), evidence, right), {"": base} | views
+
+    def statistics(self) -> Statistics:
+        """The server's statistics in float64."""
+        given = {name: np.asarray(array, float) for name, array in self.source.items()}
+        return Statistics(
+            self.blocks,
+            given["means"],
+            given["within"],
+            given["between"],
+            given["confusion"],
+            given["prior"],
+        )
+
+    def views(
+        self, x: Tensor, base: Tensor
+    ) -> tuple[dict[str, Tensor], np.ndarray, dict[str, np.ndarray]]:
+        """The logits (n, C) of each corrected network; q of BBSE; q of EM on each network with
+        mixed statistics."""
+        statistics = self.statistics()
+        log_prior = torch.from_numpy(np.log(statistics.prior)).to(base)
+        classes = base.argmax(1).cpu().numpy()
+        m = np.bincount(classes, minlength=base.shape[1]) / len(classes)
+        q_bbse = bbse(statistics.confusion, m, MIXING)
+        ratio = torch.from_numpy(np.log(q_bbse)).to(base) - log_prior
+        views = {BBSE: base + ratio}
+        self._corrections: dict[str, Tensor | Changes] = {BBSE: ratio}
+        q_after: dict[str, np.ndarray] = {}
+        if not self.norms:
+            log_q = log_q_by_em(base.log_softmax(1), log_prior, EM_STEPS)
+            views["em"] = base + log_q - log_prior
+            return views, q_bbse, q_after
+        log_q_after: dict[str, Tensor] = {}
+        for name, weight in BN_WEIGHTS.items():
+            changes, z = self.with_statistics(x, weight)
+            views[name] = z
+            self._corrections[name] = changes
+            log_q_after[name] = log_q_by_em(z.log_softmax(1), log_prior, EM_STEPS)
+            q_after[name] = log_q_after[name].double().exp().cpu().numpy()
+        for name, adapted in EM_VIEWS.items():
+            views[name] = views[adapted] + log_q_after[adapted] - log_prior
+        return views, q_bbse, q_after
+
+    def with_statistics(self, x: Tensor, prior_samples: float) -> tuple[Changes, Tensor]:
+        """Statistics ρ · training + (1 − ρ) · inputs with ρ = N / (N + n), and the logits (n, C) by
+        them; the inputs' statistics are means over the parts of x."""
+        rho = prior_samples / (prior_samples + len(x))
+        previous = dict(self.model.eval().named_buffers())
+        parts = self.parts(x)
+        passes = [mixed_statistics(self.model, previous, part, rho) for part in parts]
+        if len(passes) == 1:
+            return passes[0]
+        mean: Changes = {}
+        for name in passes[0][0]:
+            mean[name] = torch.stack([changes[name] for changes, _ in passes]).mean(0)
+        return mean, by_parts(partial(functional_call, self.model, mean), parts)
+
+    def inner_values(self, x: Tensor) -> tuple[np.ndarray, Tensor]:
+        """φ (n, D) in float64, and the logits (n, C) of the network as it is."""
+        self.model.eval()
+        values = []
+        outputs = []
+        for part in self.parts(x):
+            with torch.no_grad(), self.inputs_of_layers(len(part)) as inputs:
+                z = self.model(part)
+            p = z.softmax(1)
+            top = p.topk(2, 1).values
+            log_p = z.log_softmax(1)
+            last = [-(p * log_p).sum(1), top[:, 0] - top[:, 1], z.logsumexp(1), z.amax(1)]
+            values.append(torch.cat([*inputs, p, torch.stack(last, 1)], 1))
+            outputs.append(z)
+        return torch.cat(values).double().cpu().numpy(), torch.cat(outputs)
+
+    @contextmanager
+    def inputs_of_layers(self, n: int) -> Iterator[list[Tensor]]:
+        """Within the context a forward pass of n inputs fills the list: channel means (n, d_l) of
+        what enters each layer with batch statistics; without such layers, what enters the head.
+        Layers that see no batch of n inputs leave zeros."""
+        layers: list[nn.Module] = [*self.norms.values()] or [self.head]
+        sizes = self.blocks.sizes[: len(layers)]
+        means = [torch.zeros(n, size, device=self.device) for size in sizes]
+
+        def keep(place: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
+            values = inputs[0].detach()
+            if len(values) == n:
+                means[place] = values.flatten(2).mean(2) if values.ndim > 2 else values
+
+        handles = []
+        for place, layer in enumerate(layers):
+            handles.append(layer.register_forward_pre_hook(partial(keep, place)))
+        try:
+            yield means
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # What a training client answers: sums over held-out samples and played newcomers
+
+    def held_out_samples(self) -> tuple[Tensor, Tensor]:
+        """The labeled samples (x, y) that the network is not trained on."""
+        x, y = self.held.to(self.device)[:]
+        labeled = labeled_rows(y)
+        return x[labeled], y[labeled]
+
+    def moments(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """Counts (C, C) by predicted class and label; by class n_c (C,) and Σ φ (C, D); Σ φ_l φ_lᵀ
+        (Σ d_l²,)."""
+        self.load(arrays)
+        x, y = self.held_out_samples()
+        phi, z = self.inner_values(x)
+        labels = y.cpu().numpy()
+        classes = self.head.out_features
+        confusion = np.zeros((classes, classes))
+        np.add.at(confusion, (z.argmax(1).cpu().numpy(), labels), 1)
+        counts, sums = class_sums(phi, labels, classes)
+        squares = self.blocks.second_moments(phi)
+        return {"confusion": confusion, "counts": counts, "sums": sums, "squares": squares}, {}
+
+    def spread(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """r_l r_lᵀ (Σ d_l²,) and 1/n (1,), by the class means in `arrays`."""
+        means = np.asarray(arrays[SOURCE_MEANS], float)
+        self.receive(arrays, config)
+        x, y = self.held_out_samples()
+        phi, _ = self.inner_values(x)
+        r = residual(phi, y.cpu().numpy(), means)
+        squares = self.blocks.second_moments(r[None])
+        return {"squares": squares, "inverse": np.array([1 / len(x)])}, {}
+
+    def misfit(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """First, with the server's statistics in `arrays`: play newcomers, keep what the rule needs
+        of them; count, Σ T_l and Σ T_l² of those with unchanged inputs. Then, with μ and σ:
+        histograms of T and of the descriptors."""
+        if SOURCE_MEANS in arrays:
+            self.receive(arrays, config)
+            cases = list(self.played(int(config["server-round"])))
+            self.state = prefixed(PLAYED, cases_to_arrays(cases, len(self.names)))
+            return misfit_sums(cases, len(self.blocks.sizes)), {}
+        return histograms(*self.rule_and_cases(arrays), len(self.names)), {}
+
+    def play(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """Sums over the changed samples of the played newcomers, by what is known of the rule:
+        of their features; then of the derivatives at `coefficients`; then, with those of the other
+        folds in the rule, of the calibration."""
+        rule, cases = self.rule_and_cases(arrays)
+        if COEFFICIENTS in arrays:
+            return derivatives(rule, cases, np.asarray(arrays[COEFFICIENTS], float)), {}
+        if rule.coefficients is not None:
+            return calibration_sums(rule, cases, len(self.names)), {}
+        features = num_features(bool(self.norms))
+        return feature_sums(rule, cases, len(self.names), features), {}
+
+    def guard(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
+        """By regime the share of newcomers that each k of the grid harms (2, K), and whether the
+        client has any (2,). The newcomers are dropped."""
+        losses = guard_losses(*self.rule_and_cases(arrays), self.names)
+        self.state = prefixed(PLAYED, cases_to_arrays([], len(self.names)))
+        return losses, {}
+
+    def rule_and_cases(self, arrays: Arrays) -> tuple[Rule, list[Case]]:
+        """What is known of the rule, and the newcomers that were played before. ValueError if they
+        are not in the state."""
+        played = group(self.state, PLAYED)
+        if not played:
+            raise ValueError("the played newcomers are not in the state: query.misfit comes first")
+        return Rule.of(group(arrays, RULE)), cases_of(played)
+
+    def played(self, server_round: int) -> Iterator[Case]:
+        """The newcomers of the client's held-out samples, drawn anew in each round."""
+        x, y = self.held_out_samples()
+        changes = named_changes(self.changes, x.ndim)
+        seed = seed_of(self.seed, "play", server_round, self.client)
+        classes = self.head.out_features
+        for newcomer in newcomers(x, y, classes, self.plays, changes, seed):
+            case, _ = self.case(newcomer.x, newcomer.y)
+            yield replace(case, unchanged=newcomer.unchanged)
+
+
+def log_probabilities(z: Tensor) -> np.ndarray:
+    """The log-softmax (n, C) of logits, in float64."""
+    return z.double().log_softmax(1).cpu().numpy()

@@ -1,0 +1,327 @@
+"""Auto's server (ours): FedAvg, then a rule by which each client chooses a correction, or none.
+
+At the end of training, or from a saved run, the training clients are asked for sums, five kinds of
+messages of which each needs the answers before it:
+
+| ``query.moments`` | confusion counts, moments of inner values by class | K, π, M, S |
+| ``query.spread`` | deviations of clients from their classes' means | B |
+| ``query.misfit``, twice | misfits of played newcomers with unchanged inputs | μ, σ, t, ranges |
+| ``query.play``, ten times | features, gradients and Hessians, calibration | θ, α, β |
+| ``query.guard`` | losses of the choice for a grid of k | k in two regimes |
+
+The coefficients θ that judge a client's own newcomers are those of the other folds of clients, of
+five. Clients get only sums over clients: ``source/…``, ``rule/…``. The equations are in
+`clients.core.decision` and `strategies.maths.decision`. Before the last round all clients are
+evaluated with FedAvg's model, and the last round is the reported one."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.common.logger import log
+
+from clients.core.arrays import Arrays, prefixed
+from clients.core.decision.choice import (
+    BBSE,
+    DESCRIPTORS,
+    NEVER,
+    Rule,
+    candidates_of,
+    num_features,
+)
+from clients.core.decision.moments import Blocks, between_clients, class_means, within_classes
+from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
+from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
+from fedapps.common.settings import setting
+from strategies.core.replies import Node, Requirement
+from strategies.maths.decision import (
+    FOLDS,
+    STEPS,
+    calibrated,
+    deviation,
+    least_guard,
+    misfit_limit,
+    newton_step,
+    ranges,
+    smallest_alpha,
+)
+from strategies.maths.label_shift import conditional, prior
+from strategies.methods.fedavg import FedAvg
+
+HEAD_WEIGHT = "head.weight"
+MEAN = "running_mean"  # the end of the name of a layer's running mean
+NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entropy
+
+
+class Unanswered(Exception):
+    """No training client answered an exchange."""
+
+
+class Auto(FedAvg):
+    """Makes the rule from what the training clients answer. `alpha` is the share of harmed clients
+    that the guard allows among clients like the played ones."""
+
+    requires = Requirement(
+        "auto",
+        "answer `query.moments` and the exchanges that follow, sums over held-out samples",
+        offers=AutoClient.exchanges,
+    )
+    report_last_round = True
+    persistent_attributes = ("source", "rule")
+
+    candidates = CANDIDATES
+    alpha = setting(
+        0.05,
+        "share of clients that a choice may harm by over a point; at least 1/(N + 1) with N "
+        "training clients",
+        "(0, 1)",
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.source: Arrays = {}
+        self.rule: Arrays = {}
+        candidates_of(self.candidates, True)  # raises ValueError for an unknown name
+
+    def initialize(self, arrays: Arrays) -> Arrays:
+        """The initial model. Raises ValueError if it has no head to count the classes by."""
+        if HEAD_WEIGHT not in arrays:
+            raise ValueError(
+                f"auto counts the classes by {HEAD_WEIGHT!r}, which the clients do not send; leave "
+                "the head's weights unfrozen, and use `fedapps.client_app('auto')`"
+            )
+        return arrays
+
+    def check_training_clients(self, count: int) -> None:
+        """Raise ValueError if α is smaller than so many clients can certify."""
+        smallest = smallest_alpha(count)
+        if self.alpha < smallest:
+            enough = math.ceil(1 / self.alpha) - 1
+            raise ValueError(
+                f"auto.alpha is {self.alpha:g}; {count} training clients certify no share of "
+                f"harmed clients below 1/({count} + 1): write "
+                f"auto.alpha={_rounded_up(smallest):g}, or take {enough} training clients"
+            )
+
+    def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model. Raises ValueError in the first round as `check_training_clients`."""
+        if self.round == 1:
+            self.check_training_clients(len(self.training_nodes()))
+        return dict.fromkeys(nodes, arrays)
+
+    def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """The model; in the last round, and where a run is served, also statistics and rule."""
+        training = self.training_nodes()
+        if training and self.round < self.num_rounds:  # the model is going to change
+            return dict.fromkeys(nodes, arrays)
+        if training:
+            self.make_rule(arrays, training)
+        if self.rule:
+            arrays = arrays | prefixed(SOURCE, self.source) | prefixed(RULE, self.rule)
+        return dict.fromkeys(nodes, arrays)
+
+    def make_rule(self, arrays: Arrays, training: Sequence[Node]) -> None:
+        """Set `source` and `rule` from the training clients' answers; a warning if there are none.
+
+        Raises ValueError as `check_training_clients`."""
+        if not self.num_rounds:
+            self.check_training_clients(len(training))
+        try:
+            exchanges = _Exchanges(self, arrays, training)
+            source = exchanges.statistics()
+            rule = exchanges.calibrated_rule(source)
+        except Unanswered as error:
+            log(WARNING, "auto: %s; clients keep FedAvg's model", error)
+            return
+        self.source = source
+        self.rule = {name: array.astype(np.float32) for name, array in rule.arrays().items()}
+
+
+def _rounded_up(share: float) -> float:
+    """To four digits behind the point."""
+    return math.ceil(share * 1e4) / 1e4
+
+
+class _Exchanges:
+    """The exchanges of one calibration, in their order."""
+
+    def __init__(self, strategy: Auto, arrays: Arrays, training: Sequence[Node]) -> None:
+        self.strategy = strategy
+        self.arrays = arrays
+        self.training = list(training)
+        self.classes, width = arrays[HEAD_WEIGHT].shape
+        layers = [len(array) for name, array in arrays.items() if name.endswith(MEAN)]
+        self.has_statistics = bool(layers)
+        self.blocks = Blocks((*(layers or [width]), self.classes, NUM_LAST))
+        self.candidates = candidates_of(strategy.candidates, self.has_statistics)
+        self.features = num_features(self.has_statistics)
+        self.num_folds = min(FOLDS, len(self.training))
+        self.folds = {node: i % self.num_folds for i, node in enumerate(self.training)}
+        log(INFO, "auto: candidates none, %s", ", ".join(self.candidates))
+
+    def statistics(self) -> Arrays:
+        """K, π, M, S and B as ``confusion``, ``prior``, ``means``, ``within`` and ``between``."""
+        classes = self.classes
+        shapes: dict[str, tuple[int, ...]] = {
+            "confusion": (classes, classes),
+            "counts": (classes,),
+            "sums": (classes, self.blocks.width),
+            "squares": (self.blocks.entries,),
+        }
+        sums, _ = self.sum("moments", self.to_all(self.arrays), shapes)
+        means = class_means(sums["counts"], sums["sums"])
+        within = within_classes(sums["counts"], means, sums["squares"], self.blocks)
+        sent = self.to_all(self.arrays | {f"{SOURCE}/means": means})
+        shapes = {"squares": (self.blocks.entries,), "inverse": (1,)}
+        spread, clients = self.sum("spread", sent, shapes)
+        squares = spread["squares"] / clients
+        inverse = float(spread["inverse"][0]) / clients
+        between = between_clients(squares, inverse, within, self.blocks)
+        source = {
+            "confusion": conditional(sums["confusion"]),
+            "prior": prior(sums["confusion"].sum(0)),
+            "means": means,
+            "within": within,
+            "between": between,
+        }
+        return {name: array.astype(np.float32) for name, array in source.items()}
+
+    def calibrated_rule(self, source: Arrays) -> Rule:
+        """The rule, one exchange after another."""
+        rule = self.with_misfits(source)
+        rule = self.with_features(rule)
+        coefficients = self.fitted(rule)
+        rule = self.with_calibration(rule, coefficients)
+        return self.with_guard(rule, coefficients)
+
+    def with_misfits(self, source: Arrays) -> Rule:
+        """μ_l, σ_l, t and the ranges of the descriptors."""
+        layers = (len(self.blocks.sizes),)
+        sent = self.to_all(self.arrays | prefixed(SOURCE, source))
+        shapes: dict[str, tuple[int, ...]] = {"count": (1,), "sum": layers, "square": layers}
+        sums, _ = self.sum("misfit", sent, shapes)
+        mean = sums["sum"] / max(sums["count"][0], 1)
+        spread = deviation(sums["count"], sums["sum"], sums["square"])
+        rule = Rule(misfit_mean=mean, misfit_deviation=spread)
+        cut = np.ones((len(self.candidates), DESCRIPTORS), bool)
+        for place, name in enumerate(self.candidates):
+            if name != BBSE:
+                cut[place, NOT_CUT] = False
+        shapes = {"misfits": (MISFITS.bins,), "descriptors": (*cut.shape, DESCRIPTOR_VALUES.bins)}
+        counts, clients = self.sum("misfit", self.to_all(self.sent(rule)), shapes)
+        limit = misfit_limit(counts["misfits"], clients)
+        return replace(
+            rule, misfit_limit=np.array(limit), ranges=ranges(counts["descriptors"], cut)
+        )
+
+    def with_features(self, rule: Rule) -> Rule:
+        """The mean and the deviation of each feature of a changed sample."""
+        shape = (len(self.candidates), self.features - 1)
+        shapes: dict[str, tuple[int, ...]] = {"count": shape[:1], "sum": shape, "square": shape}
+        sums, _ = self.sum("play", self.to_all(self.sent(rule)), shapes)
+        count = sums["count"][:, None]
+        mean = sums["sum"] / np.maximum(count, 1)
+        spread = deviation(count, sums["sum"], sums["square"])
+        return replace(rule, feature_mean=mean, feature_deviation=spread)
+
+    def fitted(self, rule: Rule) -> np.ndarray:
+        """θ (J, 1 + folds, 2, F): of all clients, then without each fold, by Newton's steps.
+
+        A client's sums enter the sets whose fold is not its own, and are asked at these alone."""
+        num_sets = 1 + self.num_folds
+        theta = np.zeros((len(self.candidates), num_sets, 2, self.features))
+        size = 2 * self.features
+        shape = (len(self.candidates), self.num_folds, size)
+        shapes: dict[str, tuple[int, ...]] = {"gradient": shape, "hessian": (*shape, size)}
+        for _ in range(STEPS):
+            sent = {}
+            for node in self.training:
+                sent[node] = self.sent(rule) | {COEFFICIENTS: theta[:, self.sets_of(node)]}
+            gradient = np.zeros((len(self.candidates), num_sets, size))
+            hessian = np.zeros((*gradient.shape, size))
+            for reply in self.replies("play", sent, shapes):
+                sets = self.sets_of(reply.node)
+                gradient[:, sets] += reply.arrays["gradient"]
+                hessian[:, sets] += reply.arrays["hessian"]
+            for place in np.ndindex(gradient.shape[:2]):
+                theta[place] = newton_step(theta[place], gradient[place], hessian[place])
+        return theta
+
+    def sets_of(self, node: Node) -> list[int]:
+        """The sets of coefficients that the node's newcomers enter: 0 of all clients, 1 + f without
+        the fold f."""
+        return [0, *(1 + f for f in range(self.num_folds) if f != self.folds[node])]
+
+    def out_of_fold(self, rule: Rule, coefficients: np.ndarray) -> dict[Node, Arrays]:
+        """By node the rule with the coefficients to which it has not contributed."""
+        sent = {}
+        for node in self.training:
+            without = coefficients[:, 1 + self.folds[node]]
+            sent[node] = self.sent(replace(rule, coefficients=without))
+        return sent
+
+    def with_calibration(self, rule: Rule, coefficients: np.ndarray) -> Rule:
+        """α and β by regime and candidate, of win rates out of fold; θ of all clients."""
+        shape = (REGIMES, len(self.candidates))
+        shapes = {"calibration": (*shape, WIN_RATES.bins, 6)}
+        sums, _ = self.sum("play", self.out_of_fold(rule, coefficients), shapes)
+        calibration = np.zeros((*shape, 4))
+        for place in np.ndindex(shape):
+            calibration[place] = calibrated(sums["calibration"][place])
+        return replace(rule, calibration=calibration, coefficients=coefficients[:, 0])
+
+    def with_guard(self, rule: Rule, coefficients: np.ndarray) -> Rule:
+        """k by regime, of choices out of fold."""
+        shapes: dict[str, tuple[int, ...]] = {"loss": (REGIMES, len(GUARDS)), "clients": (REGIMES,)}
+        sums, _ = self.sum("guard", self.out_of_fold(rule, coefficients), shapes)
+        alpha = self.strategy.alpha
+        guard = []
+        for regime, words in enumerate(("label shift explains", "label shift does not explain")):
+            clients = float(sums["clients"][regime])
+            k = least_guard(sums["loss"][regime], clients, alpha)
+            if k == NEVER:
+                text = "auto: of %g clients with newcomers that %s no choice keeps alpha=%g: none"
+                log(WARNING, text, clients, words, alpha)
+            guard.append(k)
+        return replace(rule, guard=np.array(guard))
+
+    def sent(self, rule: Rule) -> Arrays:
+        """What is known of the rule, as arrays of a message."""
+        return prefixed(RULE, rule.arrays())
+
+    def to_all(self, arrays: Arrays) -> dict[Node, Arrays]:
+        """The same arrays for each training node."""
+        return dict.fromkeys(self.training, arrays)
+
+    def sum(
+        self,
+        query: str,
+        sent: Mapping[Node, Arrays],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> tuple[Arrays, int]:
+        """The sums of the clients' arrays of these shapes, and the number of clients. Raises
+        `Unanswered` without a reply."""
+        replies = self.replies(query, sent, shapes)
+        total = {name: np.zeros(shape) for name, shape in shapes.items()}
+        for reply in replies:
+            for name in total:
+                total[name] += reply.arrays[name]
+        return total, len(replies)
+
+    def replies(
+        self,
+        query: str,
+        sent: Mapping[Node, Arrays],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> list[Any]:
+        """The clients' valid replies. Raises `Unanswered` if there is none."""
+        like = {name: np.zeros(shape) for name, shape in shapes.items()}
+        replies = self.strategy.exchange(
+            f"query.{query}", sent, like=dict.fromkeys(self.training, like)
+        )
+        if not replies:
+            raise Unanswered(f"no training client has answered query.{query}")
+        return replies
