@@ -1,0 +1,238 @@
+"""Auto: its client and its server, in small runs and with rules made by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from clients_with_sources import novel_client
+from small_runs import SMALL, Watched, fedapps, federate, share, update
+
+import partitions
+from clients.core.client import Client
+from clients.core.decision.choice import Rule
+from clients.methods.auto import AutoClient
+from clients.methods.bbse import BBSEClient
+from clients.methods.bn_adapt import BNAdaptClient
+from clients.models import build_model
+from strategies.core.replies import Node
+from strategies.methods.auto import Auto, _Exchanges
+
+X = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(40) % 3
+NORMED = {"method": "auto", "model": "convnet-bn"}
+KINDS = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
+
+
+def network(name="convnet-bn"):
+    return build_model(name, (1, 8, 8), 3, 0)
+
+
+def training_client(name="convnet-bn", **settings):
+    return AutoClient(network(name), share(X, Y), held_out=0.75, **settings)
+
+
+def source_of(client):
+    """Statistics of one client's held-out samples, as the server makes them."""
+    strategy = Auto(alpha=0.5)
+    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    answer = {"moments": client.moments, "spread": client.spread}
+
+    def exchange(action, payloads, like):
+        arrays, _ = answer[action.partition(".")[2]](next(iter(payloads.values())), {})
+        expected = next(iter(like.values()))
+        assert {n: a.shape for n, a in arrays.items()} == {n: a.shape for n, a in expected.items()}
+        return [update(0, arrays)]
+
+    strategy.exchange = exchange
+    return exchanges.statistics()
+
+
+def rule_that_chooses(client, place, *, win_rate=0.9):
+    """Any misfit is of label shift; the candidate at this place has that win rate, others none."""
+    candidates, layers = len(client.names), len(client.blocks.sizes)
+    features = 13 if client.norms else 9
+    calibration = np.zeros((2, candidates, 4))
+    if place >= 0:
+        calibration[:, place, 0] = win_rate
+    return Rule(
+        misfit_mean=np.zeros(layers),
+        misfit_deviation=np.ones(layers),
+        misfit_limit=np.array(1e6),
+        ranges=np.tile([-9.0, 9.0], (candidates, 4, 1)),
+        feature_mean=np.zeros((candidates, features)),
+        feature_deviation=np.ones((candidates, features)),
+        coefficients=np.zeros((candidates, 2, features + 1)),
+        calibration=calibration,
+        guard=np.zeros(2),
+    )
+
+
+def served(client, source, rule):
+    """A novel client of the same network with these statistics and this rule, and other inputs."""
+    novel = replace(share(X[:25].square(), [0] * 25), novel=True)
+    other = AutoClient(network_of(client), novel, candidates=client.candidates)
+    arrays = dict(client.initial)
+    arrays |= {f"source/{name}": a for name, a in source.items()}
+    arrays |= {f"rule/{name}": a for name, a in rule.arrays().items()}
+    other.receive(arrays, {})
+    return other, X[:25].square()
+
+
+def network_of(client):
+    return build_model("convnet-bn" if client.norms else "convnet", (1, 8, 8), 3, 0)
+
+
+@pytest.mark.parametrize(("place", "name"), [(-1, "none"), (0, "bbse"), (1, "bn0"), (2, "bn16")])
+def test_each_choice_is_its_correction(place, name):
+    """The logits are those of the view that is chosen, also in the served network; n, d, w and the
+    choice are reported."""
+    client = training_client(candidates="bbse,bn0,bn16")
+    source = source_of(client)
+    # A source in which class 2 is always taken for class 0: BBSE then changes predictions.
+    source["confusion"] = np.array([[0.8, 0, 0.9], [0.1, 0.9, 0], [0.1, 0.1, 0.1]], np.float32)
+    source["prior"] = np.array([0.1, 0.2, 0.7], np.float32)
+    other, x = served(client, source, rule_that_chooses(client, place))
+    case, views = other.case(x)
+    assert (case.changed[:1] > 0.1).all()
+    z = other.predict(x)
+    expected = views["" if place < 0 else name]
+    if place > 0 and not case.changed[place]:  # nothing changes, so nothing is won
+        expected = views[""]
+    torch.testing.assert_close(z, expected)
+    torch.testing.assert_close(other.personal_model(x)(x), z, rtol=1e-4, atol=1e-5)
+    base = Client.predict(other, x)
+    torch.testing.assert_close(other.intermediate_logits["base"], base)
+    metrics = other.adaptation_metrics
+    if place == 0:
+        assert metrics["chosen-bbse"] == 1 and metrics["chosen-none"] == 0
+        assert metrics["win-rate"] == pytest.approx(0.9)
+        assert metrics["changed"] == case.changed[0]
+        assert not torch.equal(z.argmax(1), base.argmax(1))
+    if place < 0:
+        assert metrics["chosen-none"] == 1
+
+
+def test_the_views_are_those_of_the_methods_alone():
+    """BN with 16 and 0 prior samples as BN-adapt has it; BBSE as BBSE with the training prior; EM
+    on top as prior-EM; all on one batch."""
+    client = training_client()
+    source = source_of(client)
+    other, x = served(client, source, rule_that_chooses(client, -1))
+    _, views = other.case(x)
+    for name, weight in (("bn0", 0.0), ("bn16", 16.0), ("bn64", 64.0)):
+        adapt = novel_client(BNAdaptClient, network(), x, test_batch_size=0, prior_samples=weight)
+        torch.testing.assert_close(views[name], adapt.predict(x))
+    known = {"confusion": source["confusion"], "prior": source["prior"]}
+    alone = novel_client(
+        BBSEClient, network(), x, known, test_batch_size=0, source_prior="training"
+    )
+    torch.testing.assert_close(views["bbse"], alone.predict(x))
+
+
+def test_large_inputs_in_several_passes_give_the_same():
+    client = training_client()
+    source, rule = source_of(client), rule_that_chooses(client, -1)
+    one, x = served(client, source, rule)
+    parts, _ = served(client, source, rule)
+    parts.pass_megabytes = 0.002
+    assert len(parts.parts(x)) > 1
+    (whole, views), (split, other_views) = one.case(x), parts.case(x)
+    np.testing.assert_allclose(whole.misfits, split.misfits, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(views["bbse"], other_views["bbse"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["convnet-bn", "convnet", "mlp"])
+def test_inner_values_are_channel_means_the_softmax_and_the_last(name):
+    """Of a network with batch normalisation the inputs of its layers; else of the head."""
+    client = training_client(name)
+    phi, z = client.inner_values(X)
+    blocks = client.blocks.split(phi)
+    torch.testing.assert_close(z, client.model.eval()(X))
+    p = z.softmax(1).detach().double().numpy()
+    np.testing.assert_allclose(blocks[-2], p, atol=1e-6)
+    top = np.sort(p, axis=1)
+    z = z.detach().double().numpy()
+    last = [-(p * np.log(p)).sum(1), top[:, 2] - top[:, 1], np.log(np.exp(z).sum(1)), z.max(1)]
+    np.testing.assert_allclose(blocks[-1], np.stack(last, 1), atol=1e-5)
+    with torch.no_grad():
+        if name == "convnet-bn":
+            first = client.model.conv1(X).mean((2, 3))
+        else:
+            first = client.model.features(X)
+    np.testing.assert_allclose(blocks[0], first.numpy(), atol=1e-5)
+    assert len(blocks) == (4 if name == "convnet-bn" else 3)
+
+
+def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers():
+    result, grid = federate(Watched, **NORMED, **{"evaluate-every": 1})
+    sent = [m for m in grid.seen if not m.metadata.reply_to_message_id]
+    training = {m.metadata.dst_node_id for m in sent if m.metadata.message_type == "train"}
+    seen = []
+    for message in sent:
+        if message.metadata.message_type in KINDS:
+            assert message.content["config"]["server-round"] == 2
+            assert message.metadata.dst_node_id in training
+            seen.append(message.metadata.message_type)
+    clients = len(training)
+    counts = [seen.count(kind) for kind in KINDS]
+    assert counts == [clients, clients, 2 * clients, 10 * clients, clients]
+    first, last = (dict(result.evaluate_metrics_clientapp[r]) for r in (1, 2))
+    assert "novel-misfit" not in first and "novel-misfit" in last
+    shares = [last[f"novel-chosen-{name}"] for name in ("none", "bbse", "bn16")]
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_no_choice_depends_on_a_novel_label():
+    """The labels of novel clients are shuffled: logits, choices and descriptors stay the same; only
+    scores change."""
+    config = {**NORMED, "data-seed": 3, "partition": "iid"}
+    federation = partitions.federation(SMALL | config)
+    labels = federation.dataset.y
+    kept = labels.clone()
+    before = dict(federate(**config)[0].evaluate_metrics_clientapp[2])
+    for client in np.flatnonzero(federation.novel):
+        index = federation.share(int(client)).everything.index
+        labels[index] = kept[index.flip(0)]
+    try:
+        after = dict(federate(**config)[0].evaluate_metrics_clientapp[2])
+    finally:
+        labels.copy_(kept)
+    changed = {name for name in before if before[name] != after[name]}
+    assert "novel-misfit" in before and "novel-accuracy" in changed
+    assert all(name.startswith("novel-") and ("accuracy" in name or name.endswith(("loss", "sem")))
+               for name in changed)  # fmt: skip
+
+
+def test_a_network_without_statistics_has_bbse_alone():
+    result, _ = federate(method="auto", model="mlp", rounds=1)
+    metrics = dict(result.evaluate_metrics_clientapp[1])
+    assert {n for n in metrics if "novel-chosen" in n} == {"novel-chosen-none", "novel-chosen-bbse"}
+    with pytest.raises(ValueError, match="needs batch normalisation; add bbse"):
+        federate(method="auto", model="mlp", rounds=1, **{"auto.candidates": "bn16"})
+
+
+def test_a_share_that_few_clients_cannot_certify_is_refused():
+    """Ten training clients: 1/11, rounded up."""
+    with pytest.raises(ValueError, match=r"1/\(10 \+ 1\): write auto.alpha=0.091, or take 19 "):
+        Auto().check_training_clients(10)
+    Auto().check_training_clients(19)
+    Auto(alpha=0.091).check_training_clients(10)
+    said = fedapps("run", "--methods", "auto", "num-clients=20", "rounds=1", code=2)
+    assert "auto.alpha is 0.05; 10 training clients certify no share" in said
+
+
+def test_without_an_answer_clients_keep_fedavgs_model(monkeypatch):
+    def silent(self, arrays, config):
+        raise OSError("no time")
+
+    monkeypatch.setattr(AutoClient, "moments", silent)
+    result, _ = federate(**NORMED, rounds=1)
+    metrics = dict(result.evaluate_metrics_clientapp[1])
+    assert "novel-accuracy" in metrics and "novel-misfit" not in metrics
+
+
+def test_newcomers_are_played_before_they_are_asked_for():
+    client = training_client()
+    with pytest.raises(ValueError, match=r"query\.misfit comes first"):
+        client.play({}, {})
