@@ -42,10 +42,10 @@ def test_moments_by_hand():
 
 
 def test_residuals_and_the_covariance_between_clients_by_hand():
-    """φ = 4, 6 of classes with M = 1, 3: r = 5 − 2 = 3. Of r² = 9, mean 1/n = ½ and S = 4 remains
-    7; of r² = 1 nothing, as the positive part of −1."""
-    means = np.array([[1.0], [3.0]])
-    assert residual(np.array([[4.0], [6.0]]), np.array([0, 1]), means).tolist() == [3]
+    """φ = 4, 6, 8 of the classes 0, 1, 1 with M = 1, 4: r = 6 − 3 = 3. Of r² = 9, mean 1/n = ½ and
+    S = 4 remains 7; of r² = 1 nothing, as the positive part of −1."""
+    means = np.array([[1.0], [4.0]])
+    assert residual(np.array([[4.0], [6.0], [8.0]]), np.array([0, 1, 1]), means).tolist() == [3]
     blocks = Blocks((1,))
     assert between_clients(np.array([9.0]), 0.5, np.array([4.0]), blocks) == pytest.approx([7])
     assert between_clients(np.array([1.0]), 0.5, np.array([4.0]), blocks) == pytest.approx([0])
@@ -121,18 +121,21 @@ def statistics(means, within, between, sizes):
 
 
 def test_misfit_by_hand():
-    """One value in each of three blocks, M = 0 and 1, S = 4, B = 1, n = 4: Σ = (1 + 4/4)·1.03. For
-    φ̄ = 3 the nearest class is 1, and T = log(2² / 2.06); for φ̄ = ¼ it is a mixture, nearly without
-    misfit. The third block decides no q."""
-    given = statistics([[0, 0, 0], [1, 1, 1]], [4, 4, 4], [1, 1, 1], (1, 1, 1))
+    """One value in two blocks and two in the last, M = 0 and 1, S = 4, B = 1, n = 4, so that
+    Σ = (1 + 4/4)·1.03. For φ̄ = 3 the nearest class is 1, and T = log(2² / 2.06), of the last block
+    log(2·10² / 2 / 2.06); for φ̄ = ¼ it is a mixture, nearly without misfit. The last block decides
+    no q."""
+    within, between = ([d, d, d, 0, 0, d] for d in (4, 1))
+    given = statistics([[0] * 4, [1] * 4], within, between, (1, 1, 2))
     fit = LabelShiftFit(given, 4)
-    q = fit.proportions(np.array([3.0, 3.0, -9.0]))
+    mean = np.array([3.0, 3.0, -9.0, -9.0])
+    q = fit.proportions(mean)
     assert q == pytest.approx([0, 1])
-    expected = np.log(np.array([4, 4, 100]) / 2.06)
-    assert fit.misfits(np.array([3.0, 3.0, -9.0]), q) == pytest.approx(expected)
-    q = fit.proportions(np.array([0.25, 0.25, 0.25]))
+    assert fit.misfits(mean, q) == pytest.approx(np.log(np.array([4, 4, 100]) / 2.06))
+    mean = np.full(4, 0.25)
+    q = fit.proportions(mean)
     assert q == pytest.approx([0.75, 0.25])
-    assert fit.misfits(np.array([0.25, 0.25, 0.25]), q).max() < -20
+    assert fit.misfits(mean, q).max() < -20
 
 
 def drawn_clients(draw, means, q, n, count, moved=0.0):

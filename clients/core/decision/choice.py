@@ -5,9 +5,10 @@ outside, where no correction of label shift is a candidate. Of candidate j's cha
 the mean of P(candidate) − P(FedAvg). Its win rate is w_j = α + β w̃_j, with α and β of the regime,
 and its expected gain d_j w_j, with d_j the share of changed predictions. The choice is
 
-    argmax d_j w_j  among  w_j > 0,  w_j √(n d_j) ≥ k,  n d_j w_j ≥ ½,
+    argmax d_j w_j  among  w_j √(n d_j) ≥ k,  n d_j w_j ≥ ½,
 
-else FedAvg: half an input must be expected to be won, and k bounds the share of harmed clients."""
+else FedAvg: half an input must be expected to be won, so that w_j > 0, and k bounds the share of
+harmed clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,8 +170,7 @@ class Rule:
 
 def best(n: int, changed: np.ndarray, win_rates: np.ndarray, able: np.ndarray, k: float) -> int:
     """The choice among candidates that are `able` (J,), by n, d (J,) and w (J,); else KEEP."""
-    eligible = able & (win_rates > 0)
-    eligible &= win_rates * np.sqrt(n * changed) >= k
+    eligible = able & (win_rates * np.sqrt(n * changed) >= k)
     eligible &= n * changed * win_rates >= LEAST_INPUTS_WON
     if not eligible.any():
         return KEEP
