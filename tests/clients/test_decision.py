@@ -347,11 +347,13 @@ def test_the_choice_by_hand(win_rates, able, k, expected):
 NOTHING, LOST, WON = 0, evidence.BASE, evidence.CANDIDATE
 
 
-def simple_case(n=100, misfits=(0.0,), outcomes=((WON, NOTHING), (LOST, LOST, WON))):
+def simple_case(
+    n=100, misfits=(0.0,), outcomes=((WON, NOTHING), (LOST, LOST, WON)), *, unchanged=True
+):
     """A case of the candidates bbse and bn16 with one entry of evidence, 1."""
     rows = [np.array(right) for right in outcomes]
     ones = [np.ones((len(right), 1)) for right in rows]
-    return Case(n, np.array(misfits), np.zeros((2, 4)), ones, rows)
+    return Case(n, np.array(misfits), np.zeros((2, 4)), ones, rows, unchanged)
 
 
 def simple_rule(alphas=((0.5, 0.2), (0.5, 0.2)), **changes):
@@ -448,6 +450,20 @@ def test_candidates_are_those_that_the_network_allows():
         choice.candidates_of("tent", True)
     with pytest.raises(ValueError, match="needs batch normalisation; add bbse"):
         choice.candidates_of("bn16", False)
+
+
+def test_only_newcomers_with_unchanged_inputs_set_the_threshold():
+    """T = 1 and 3 of two, 9 of one whose inputs changed: Σ T = 4, Σ T² = 10. With μ = 1 and σ = 2
+    they are 0 and 1, in the bins from 0 and from 1. Descriptors, all 0, are of all three; of BBSE
+    of two, as the third changes no prediction."""
+    cases = [simple_case(misfits=[1.0]), simple_case(misfits=[3.0])]
+    cases.append(simple_case(misfits=[9.0], outcomes=((), (WON,)), unchanged=False))
+    sums = tallies.misfit_sums(cases, 1)
+    assert [sums[name].tolist() for name in ("count", "sum", "square")] == [[2], [4], [10]]
+    counts = tallies.histograms(simple_rule(), cases, 2)
+    filled = np.flatnonzero(counts["misfits"])
+    assert tallies.MISFITS.edges[filled] == pytest.approx([0, 1])
+    assert counts["descriptors"].sum(2).tolist() == [[2] * 4, [3] * 4]
 
 
 def test_sums_of_clients_are_those_of_all_newcomers():

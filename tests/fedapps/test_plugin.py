@@ -131,9 +131,11 @@ def test_any_method_runs_around_a_users_network(method, my_app):
         return loaders
 
     public = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    certified = {"alpha": 0.5} if method == "auto" else {}  # three clients certify no less than 1/4
     result, strategy = run_apps(
-        method, task.Net, data, shape=(1, 8, 8), rounds=2, public=lambda: public, local_steps=2
-    )
+        method, task.Net, data, shape=(1, 8, 8), rounds=2, public=lambda: public, local_steps=2,
+        **certified,
+    )  # fmt: skip
     assert result.train_metrics_clientapp[2]["valid-replies"] == 3
     assert 0 <= result.evaluate_metrics_clientapp[2]["train-accuracy"] <= 1
     assert [node.novel for node in strategy.nodes] == [False] * 3 + [True]
