@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from clients.core.arrays import Arrays, group, prefixed
 from clients.core.client import Config, Metrics
-from clients.core.decision.changes import named_changes
+from clients.core.decision.changes import EVERY, named_changes
 from clients.core.decision.choice import (
     BBSE,
     BN_WEIGHTS,
@@ -90,7 +90,7 @@ class AutoClient(HoldingOut):
     candidates = CANDIDATES
     plays = setting(5, "newcomers that each training client plays", "[1, 100]")
     changes = setting(
-        "all", "changes of inputs that played newcomers may have, by name; all", listed=True
+        EVERY, "changes of inputs that played newcomers may have, as their kind allows", listed=True
     )
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -8,6 +8,7 @@ import torch
 from clients.core.decision import choice, evidence, tallies
 from clients.core.decision.changes import (
     COLUMN_CHANGES,
+    EVERY,
     IMAGE_CHANGES,
     Changer,
     named_changes,
@@ -212,10 +213,10 @@ def test_a_change_of_columns_is_in_their_deviations(name, shape):
 
 
 def test_changes_are_named_by_the_inputs_kind():
-    assert len(named_changes("all", 4)) == 13 and len(named_changes("all", 2)) == 3
+    assert len(named_changes(EVERY, 4)) == 13 and len(named_changes(EVERY, 2)) == 3
     assert named_changes("blur,column-noise", 4) == [IMAGE_CHANGES["blur"]]
     assert named_changes("blur", 3) == []
-    with pytest.raises(ValueError, match="unknown change 'fog'; known: all, gaussian, salt"):
+    with pytest.raises(ValueError, match=r"auto\.changes names 'fog'; known: gaussian, salt"):
         named_changes("fog", 4)
 
 

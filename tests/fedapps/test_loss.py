@@ -28,6 +28,7 @@ TINY = {
     "heterofedtta": {"novel_digest_epochs": 1},
     "fedthe+": {"views": 2, "adapt_steps": 1},
     "memo": {"views": 2},
+    "auto": {"alpha": 0.5},  # two clients certify no less than 1/3
     "lg-fedavg": {"fedavg_rounds": 1},
     "fedbabu": {"tune_epochs": 1},
 }

@@ -10,12 +10,14 @@ from small_runs import SMALL, Watched, fedapps, federate, share, update
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.choice import Rule
+from clients.core.decision.choice import Case, Rule
+from clients.core.decision.tallies import derivatives
 from clients.methods.auto import AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
 from strategies.core.replies import Node
+from strategies.maths.decision import newton_step
 from strategies.methods.auto import Auto, _Exchanges
 
 X = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -220,6 +222,46 @@ def test_a_share_that_few_clients_cannot_certify_is_refused():
     Auto(alpha=0.091).check_training_clients(10)
     said = fedapps("run", "--methods", "auto", "num-clients=20", "rounds=1", code=2)
     assert "auto.alpha is 0.05; 10 training clients certify no share" in said
+
+
+def test_coefficients_out_of_fold_are_those_of_the_other_clients():
+    """Three clients in folds of their own: those of all are Newton's of all newcomers pooled, those
+    without a fold are Newton's of the two other clients' newcomers."""
+    client = training_client()
+    nodes = [Node(i, 50 + i) for i in range(3)]
+    strategy = Auto(alpha=0.5)
+    exchanges = _Exchanges(strategy, client.initial, nodes)
+    rule = rule_that_chooses(client, -1)
+    draw = np.random.default_rng(0)
+
+    def drawn_case():
+        evidence = [draw.normal(size=(30, 9)) for _ in range(2)]
+        outcomes = [draw.integers(0, 3, 30) for _ in range(2)]
+        return Case(100, np.zeros(4), draw.normal(size=(2, 4)), evidence, outcomes)
+
+    cases = {node: [drawn_case(), drawn_case()] for node in nodes}
+
+    def exchange(action, payloads, like):
+        replies = []
+        for node, arrays in payloads.items():
+            sums = derivatives(rule, cases[node], arrays["coefficients"])
+            replies.append(replace(update(0, sums), node=node))
+        return replies
+
+    strategy.exchange = exchange
+    found = exchanges.fitted(rule)
+    assert found.shape == (2, 4, 2, 14)
+    for place, left_out in enumerate([None, *nodes]):
+        pooled = [case for node in nodes if node != left_out for case in cases[node]]
+        theta = np.zeros((2, 1, 2, 14))
+        for _ in range(8):
+            sums = derivatives(rule, pooled, theta)
+            gradient, hessian = sums["gradient"], sums["hessian"]
+            for j in range(2):
+                theta[j, 0] = newton_step(theta[j, 0], gradient[j, 0], hessian[j, 0])
+        np.testing.assert_allclose(found[:, place], theta[:, 0], atol=1e-10)
+    sent = exchanges.out_of_fold(rule, found)
+    np.testing.assert_array_equal(sent[nodes[2]]["rule/coefficients"], found[:, 3])
 
 
 def test_without_an_answer_clients_keep_fedavgs_model(monkeypatch):

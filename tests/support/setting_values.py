@@ -8,6 +8,8 @@ def other_value(setting):
         return not default
     if isinstance(values, tuple):
         return next(value for value in values if value != default)
+    if setting.listed and "," in default:
+        return default.partition(",")[0]
     if isinstance(default, str):
         return "another"
     for candidate in (default + 1, default / 2, 1, 0.5, 0.25):

@@ -190,17 +190,17 @@ COLUMN_CHANGES: dict[str, Change] = {
     "column-scale": column_scale,
     "column-shift": column_shift,
 }
-ALL = "all"
+EVERY = ",".join(IMAGE_CHANGES | COLUMN_CHANGES)
 
 
 def named_changes(names: str, num_dimensions: int) -> list[Change]:
     """The changes with these names, separated by commas, that inputs of a batch of so many
-    dimensions have; "all": every one. Raises ValueError for an unknown name."""
+    dimensions have. Raises ValueError for an unknown name."""
     known = IMAGE_CHANGES | COLUMN_CHANGES
-    chosen = list(known) if names == ALL else names.split(",")
+    chosen = names.split(",")
     for name in chosen:
         if name not in known:
-            raise ValueError(f"unknown change {name!r}; known: all, {', '.join(known)}")
+            raise ValueError(f"auto.changes names {name!r}; known: {', '.join(known)}")
     fitting = IMAGE_CHANGES if num_dimensions == 4 else COLUMN_CHANGES
     return [known[name] for name in chosen if name in fitting]
 
