@@ -17,11 +17,15 @@ from fedapps.methods import METHODS, check_private, check_serves
 from fedapps.settings.companions import check_beside
 from fedapps.settings.config import Config, construct, defaults, override, settings
 from fedapps.settings.run import RunSettings
+from partitions.datasets.description import BY_TRAINING, NO_SCALING
+from partitions.datasets.encoding import REFUSE
+from strategies.core.column_encoder import COVERED
 from strategies.core.privacy import Privacy
 
 GIVEN = "fedapps-settings"  # key of a message's config: the settings of server_app, in JSON
 # Settings of a run that `server_app` carries out, beside those of the method and of privacy.
 OF_SERVER = frozenset({"round-timeout", "num-clients"})
+OF_INPUTS = ("standardize", "missing")
 PARAMETERS = frozenset({"min-available-nodes"})  # of `server_app`, which are no settings there
 
 # What a component has in the place of a run's setting.
@@ -40,9 +44,7 @@ INSTEAD = {
     "inputs": "`data=` returns inputs as the network takes them",
     "columns": "choose the columns of inputs in `data=`",
     "ignore": "choose the columns of inputs in `data=`",
-    "missing": "fill gaps in `data=`",
     "partition": "`data=` returns a node's samples",
-    "standardize": "standardise the samples in `data=`",
     "novel-shots": "only `fedapps run` deals few labeled samples to novel clients",
     "scores": "client_app takes `scores=`, your own functions",
     "callbacks": "use `then=` or the strategy's on_round",
@@ -87,8 +89,9 @@ def check_carried_out(
 def initial_configuration(method: str) -> Config:
     """The defaults of an app, also for a method from outside the package: those of a run, but each
     round is evaluated, as with Flower's strategies, and labels are classes: those of one node alone
-    cannot tell the task."""
-    return override(defaults(), {"method": method, "evaluate-every": 1, "task": CLASSES})
+    cannot tell the task. Inputs are scaled only if both components say so."""
+    changes = {"method": method, "evaluate-every": 1, "task": CLASSES, "standardize": NO_SCALING}
+    return override(defaults(), changes)
 
 
 def check_declared_task(method: str, config: Config) -> None:
@@ -100,6 +103,28 @@ def check_declared_task(method: str, config: Config) -> None:
             f"known: {', '.join(TASKS)}"
         )
     check_serves(method, task)
+
+
+def check_scaling(config: Config, privacy: Privacy | None) -> bool:
+    """Whether the nodes' inputs are scaled and encoded by sums over the training clients' columns.
+
+    Raises ValueError for another `standardize`, for a setting that needs it, and where privacy does
+    not allow the sums."""
+    value = str(config["standardize"])
+    if value not in (NO_SCALING, BY_TRAINING):
+        raise ValueError(
+            f"standardize is {value!r}; client_app and server_app know {NO_SCALING!r} (inputs as "
+            f"`data=` returns them) and {BY_TRAINING!r}"
+        )
+    if value == NO_SCALING and config["missing"] != REFUSE:
+        raise ValueError(
+            f"missing={config['missing']!r} fills gaps with the training clients' mean, which "
+            f"standardize={BY_TRAINING!r} asks for; set it in both components, or fill gaps in "
+            "`data=`"
+        )
+    if value == BY_TRAINING and privacy is not None:
+        privacy.admit(COVERED)
+    return value == BY_TRAINING
 
 
 def checked_optimizer(method: str, optimizer: Any, scheduler: Any) -> OwnOptimizer | None:
@@ -147,13 +172,13 @@ def _key_of(method: str, config: Config, key: str) -> str:
 
 def of_client(method: str) -> set[str]:
     """The keys that the method's clients read, and those that shape its network."""
-    read = _keys(METHODS[method].client) | _of_network(method) | {"task", "label"}
+    read = _keys(METHODS[method].client) | _of_network(method) | {"task", "label", *OF_INPUTS}
     return read - set(METHODS[method].hidden_settings)
 
 
 def of_server(method: str) -> set[str]:
     """The keys that the method's strategy reads, and those that shape its network."""
-    read = _keys(METHODS[method].strategy) | _of_network(method) | {"task"}
+    read = _keys(METHODS[method].strategy) | _of_network(method) | {"task", *OF_INPUTS}
     read -= PARAMETERS
     return read - set(METHODS[method].hidden_settings)
 

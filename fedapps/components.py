@@ -29,7 +29,7 @@ from clients.core.flower_fast import (
 from clients.core.outputs import LOGITS, PROBABILITIES, from_logits
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
-from clients.core.protocol import NAMES
+from clients.core.protocol import NAMES, STATISTICS, SUMS
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import (
     adopted,
@@ -49,6 +49,7 @@ from fedapps.component_settings import (
     check_agreement,
     check_carried_out,
     check_declared_task,
+    check_scaling,
     check_users,
     checked_optimizer,
     clients_privacy,
@@ -63,19 +64,30 @@ from fedapps.node.bridge import answer, identity, register, unpack
 from fedapps.node.ledger import guarded
 from fedapps.node.mods import checked_mods
 from fedapps.node.own_data import say_what_is_unused, share_of
+from fedapps.node.own_encoding import (
+    TableReader,
+    encoded,
+    encoding_in,
+    statistics_of,
+    unencoded,
+)
 from fedapps.run_settings import check_message, with_run_config
 from fedapps.settings.config import Config, check_method, construct, override
 from fedapps.settings.config import settings as of_method
+from partitions.datasets.description import BY_TRAINING
 from partitions.datasets.loading import Info
 from partitions.items import parts_of
 from partitions.parts import Part, packing
 from partitions.reading import Form
+from partitions.shares import Share
+from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.rounds import PersonalizedStrategy
 
 Model = Callable[..., nn.Module]  # of nothing, or of a Context
 Data = Callable[[Context], Any]
 Score = Callable[[Tensor, Tensor], Any]  # of outputs and labels
 Shapes = Mapping[str, tuple[int, ...]] | tuple[tuple[int, ...], ...]  # of several input tensors
+LEAST_CATEGORY_ROWS = 2
 OR_DECLARE = f", or give client_app outputs={PROBABILITIES!r}"
 
 
@@ -91,6 +103,7 @@ def client_app(
     optimizer: str | Callable[..., Any] | None = None,
     scheduler: Callable[..., Any] | None = None,
     rounds: int = 0,
+    least_category_rows: int = LEAST_CATEGORY_ROWS,
     mods: Sequence[Mod] | None = None,
     **settings: Any,
 ) -> ClientApp:
@@ -118,6 +131,12 @@ def client_app(
     ``task=`` says what labels mean, as "classes", "binary", "labels" or "values"; the server's half
     gets the same. With "binary" the loss and the scores get labels in the outputs' shape.
 
+    With ``standardize="training-clients"``, in both halves, the server asks each training client
+    once for sums over the columns of its training rows: of numbers, of gaps, and of the categories
+    that at least `least_category_rows` of its rows have. All nodes then scale numbers, encode
+    categories and standardise values to predict by the same statistics, as a simulation does;
+    ``missing="mean"`` fills gaps.
+
     `settings` are those that the method's clients read, see `fedapps settings`; others are
     refused. With ``dp="local"`` each reply is clipped and noised on the node, which counts what it
     reveals; `rounds` is then the number of rounds of the run. `mods` are Flower's, around each
@@ -127,11 +146,17 @@ def client_app(
     a mod that could not work."""
     config, keys = _configuration(method, settings)
     check_carried_out("client_app", method, config, keys)
-    around = checked_mods(mods, METHODS[method].client.exchanges)
+    kind = METHODS[method].client
+    exchanges = kind.exchanges
     privacy = clients_privacy(method, config, rounds)
+    is_scaled = check_scaling(config, privacy_of(method, config, rounds) if privacy else None)
+    if is_scaled:
+        exchanges = (*exchanges, STATISTICS)
+    if least_category_rows < 1:
+        raise ValueError(f"least_category_rows is {least_category_rows}; it must be at least 1")
+    around = checked_mods(mods, exchanges)
     if rounds and not privacy:
         raise ValueError("client_app reads rounds=… with dp='local' alone")
-    kind = METHODS[method].client
     if loss is not None:
         OwnLoss(loss)  # raises ValueError before the app starts
     if isinstance(scores, str):
@@ -146,11 +171,25 @@ def client_app(
 
     checked_shapes: set[tuple[int, ...]] = set()  # every message makes the network anew
 
-    def make_client(context: Context, config: Config) -> Client:
+    def read(samples: Any, context: Context, config: Config, reader: TableReader | None) -> Share:
+        form = Form(
+            str(config["task"]),
+            str(config["label"]),
+            lambda: _inputs_of(model, config, context),
+            table=reader,
+        )
+        return share_of(samples, context, public, form)
+
+    def make_client(context: Context, config: Config, message: Mapping[str, Any]) -> Client:
         samples = data(context)
         task = str(config["task"])
-        form = Form(task, str(config["label"]), lambda: _inputs_of(model, config, context))
-        share = share_of(samples, context, public, form)
+        scales = config["standardize"] == BY_TRAINING
+        if scales:
+            encoding = encoding_in(message)
+            share = read(samples, context, config, TableReader(encoding))
+            share = unencoded(share, message) if encoding is None else encoded(share, encoding)
+        else:
+            share = read(samples, context, config, None)
         shape = tuple(share.everything.x.shape[1:])
         (network, initial), num_outputs = _network(
             method,
@@ -163,6 +202,11 @@ def client_app(
         )
         checked_shapes.add(shape)
         if takes_whole_numbers(network):
+            if scales:
+                raise ValueError(
+                    "standardize='training-clients' makes decimals of inputs, but the network "
+                    "takes whole numbers; leave it out"
+                )
             check_whole_inputs(share.everything)
         share = share.below(2 if task == BINARY else num_outputs)
         given = client_settings(config, method)
@@ -172,23 +216,44 @@ def client_app(
             client.criterion = criterion.to(client.device)
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
+        if scales:
+            client.offers = (*client.offers, STATISTICS)
         say_what_is_unused(samples, client.batch_size)
         return client
 
+    def checked(message: Message, context: Context) -> Config:
+        """The configuration that holds for the message."""
+        chosen, named = with_run_config("client_app", method, config, keys, context.run_config)
+        chosen = with_optimizer(method, chosen, named, own_optimizer)
+        sent = settings_of(message)
+        check_agreement(method, chosen, keys, sent)  # both halves see the run's configuration
+        check_message(method, chosen, sent)
+        return chosen
+
     def handle(message: Message, context: Context) -> Message:
         def checked_client(context: Context, _: str) -> Client:
-            chosen, named = with_run_config("client_app", method, config, keys, context.run_config)
-            chosen = with_optimizer(method, chosen, named, own_optimizer)
-            sent = settings_of(message)
-            check_agreement(method, chosen, keys, sent)  # both halves see the run's configuration
-            check_message(method, chosen, sent)
-            return make_client(context, chosen)
+            return make_client(context, checked(message, context), settings_of(message))
 
         return answer(message, context, checked_client)
+
+    def send_sums(message: Message, context: Context) -> Message:
+        chosen = checked(message, context)
+        reader = TableReader(None)
+        share = read(data(context), context, chosen, reader)
+        sums = statistics_of(share, reader, str(chosen["missing"]), least_category_rows)
+        content = RecordDict(
+            {
+                "statistics": ConfigRecord({SUMS: sums.text()}),
+                "metrics": MetricRecord({"num-examples": sums.rows}),
+            }
+        )
+        return Message(content, reply_to=message)
 
     app = _App(privacy, around)
     for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
         register(app, message_type, handle, guarded)
+    if is_scaled:
+        register(app, STATISTICS, send_sums, guarded)
     return app
 
 
@@ -225,8 +290,9 @@ def server_app(
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
     joined, and passes the result to `then`. Every round is evaluated unless `evaluate_every` says
     otherwise. `settings` are those that the method's strategy reads; those that clients read must
-    be equal in `client_app`, ``task=`` among them. With ``dp="central"`` the server clips and
-    noises the mean over `num_clients` users; with ``dp="local"`` it asks the clients for noise.
+    be equal in `client_app`, ``task=`` and ``standardize=`` among them. With ``dp="central"`` the
+    server clips and noises the mean over `num_clients` users; with ``dp="local"`` it asks the
+    clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
@@ -234,7 +300,8 @@ def server_app(
     own, own_keys = _configuration(method, settings)
     check_carried_out("server_app", method, own, own_keys)
     check_users(method, own, own_keys)
-    privacy_of(method, own, rounds or 1)  # raises for bad settings before the app starts
+    # Raises for bad settings before the app starts.
+    check_scaling(own, privacy_of(method, own, rounds or 1))
     app = ServerApp()
 
     @app.main()
@@ -247,6 +314,8 @@ def server_app(
         privacy = privacy_of(method, config, num_rounds)
         least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
         options: dict[str, Any] = {"min_available_nodes": int(least_nodes), "privacy": privacy}
+        if check_scaling(config, privacy):
+            options["column_encoder"] = ColumnEncoder(method, whole, str(config["missing"]))
         if "evaluate-novel" not in keys:
             options["evaluate_novel"] = bool(entry.novel)
         strategy = build_strategy(config, method, network[0], **options)

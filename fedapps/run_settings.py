@@ -4,14 +4,15 @@ A key of the run's configuration (``[tool.flwr.app.config]``, ``flwr run --run-c
 setting of the method works as a keyword; "fedprox.lr" wins over "lr". A key of a message's config,
 which a strategy from outside the package may send, must have the value that the client has: a
 server does not change how clients train. Names that other apps use for such a setting are refused
-with the setting's name. All other keys belong to the app."""
+with the setting's name. How inputs are scaled is a keyword alone. All other keys belong to the
+app."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, present_key
-from fedapps.component_settings import GIVEN, of_client, of_server, value_of
+from fedapps.component_settings import GIVEN, OF_INPUTS, of_client, of_server, value_of
 from fedapps.settings.config import Config, override
 from strategies.core.privacy import Privacy
 
@@ -38,7 +39,7 @@ def with_run_config(
 
     `given` are the component's keywords by key. Raises Refusal for a setting that both have with
     different values, for another name of a setting, and for settings of privacy."""
-    known = of_client(method) | of_server(method)
+    known = (of_client(method) | of_server(method)).difference(OF_INPUTS)
     keywords = {key.removeprefix(f"{method}."): value for key, value in given.items()}
     changes: dict[str, Any] = {}
     for key in sorted(run_config, key=lambda key: key.startswith(f"{method}.")):  # specific last
@@ -70,7 +71,7 @@ def with_run_config(
 def check_message(method: str, config: Config, message: Mapping[str, Any]) -> None:
     """Raise Refusal where a message's config has a setting of the method's clients, under its own
     name or another, with another value than `config`."""
-    known = of_client(method)
+    known = of_client(method).difference(OF_INPUTS)
     for key, value in message.items():
         name = _plain(key, method)
         name = ALIASES.get(name, name)

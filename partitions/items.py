@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES
+from fedapps.common.tasks import BINARY, LABELS, VALUES
 from partitions.datasets.labels import check_below, of_node
 from partitions.datasets.readers.raw import UNLABELED
 from partitions.parts import Part, have_equal_shapes, packed, packed_shape
@@ -135,7 +135,7 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
     if tensors is not None:
         x, y, rows = tensors
         if len(rows):
-            return _of_rows(x, y, rows, name, form.task)
+            return _of_rows(x, y, rows, name, form)
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
         raise ValueError(f"{name} is not a dataset with items and a length above 0")
     try:
@@ -210,7 +210,7 @@ def from_tensors(x: Any, y: Any = None, form: Form | None = None) -> Samples:
     x = as_tensor(x)
     check_whole(x)
     say_gaps(x)
-    return _of_rows(x, y, np.arange(len(x)), "labels", (form or Form()).task)
+    return _of_rows(x, y, np.arange(len(x)), "labels", form)
 
 
 def from_batch(batch: Any, form: Form) -> Samples:
@@ -223,20 +223,24 @@ def from_batch(batch: Any, form: Form) -> Samples:
     if not parts:
         return from_tensors(whole.tensors[0], whole.label, form)
     x = packed(whole.tensors, have_equal_shapes(parts))
-    samples = _of_rows(x, whole.label, np.arange(len(x)), "labels", form.task)
+    samples = _of_rows(x, whole.label, np.arange(len(x)), "labels", form)
     return PackedSamples(samples.x, samples.y, samples.index, scale=1.0, parts=parts)
 
 
-def _of_rows(x: Tensor, y: Any, rows: np.ndarray, source: str, task: str = CLASSES) -> Samples:
+def _of_rows(x: Tensor, y: Any, rows: np.ndarray, source: str, form: Form | None = None) -> Samples:
     """Rows of inputs and of labels, if there are any, which are checked in these rows."""
+    form = form or Form()
+    # Values that are to be scaled keep their digits until then.
+    dtype = np.float64 if form.task == VALUES and form.table is not None else np.float32
     labels = np.full(len(x), UNLABELED)
     if y is not None:
         given = as_array(y)
         if given.ndim and len(given) != len(x):
             raise ValueError(f"{len(x)} inputs, but {len(given)} labels; each input needs one")
-        of_rows = labels_of_node(given[rows] if given.ndim else given, source, task)
+        chosen = given[rows] if given.ndim else given
+        of_rows = labels_of_node(chosen, source, form.task, dtype)
         if of_rows.ndim > 1:
-            labels = np.full((len(x), of_rows.shape[1]), np.nan, np.float32)
+            labels = np.full((len(x), of_rows.shape[1]), np.nan, dtype)
         labels[rows] = of_rows
     if not len(x):
         raise ValueError("there are 0 inputs; at least one is needed")

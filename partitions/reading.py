@@ -32,13 +32,15 @@ class Form:
     """How a user's samples are read: the `task` of their labels, the name of the `label` column
     ("": the usual ones), and the parameters of the network's forward pass, which `takes` gives.
 
-    Samples `may_lack_label` if their client is novel. `order` holds the columns of a table in the
-    order of the samples that are read first, in which those of all others are put."""
+    Samples `may_lack_label` if their client is novel. `table` reads columns by name, without the
+    label, as inputs (n, d), where all nodes share an encoding. `order` holds the columns of a table
+    in the order of the samples that are read first, in which those of all others are put."""
 
     task: str = CLASSES
     label: str = ""
     takes: Callable[[], Sequence[str]] = _no_names
     may_lack_label: bool = False
+    table: Callable[[Mapping[str, Any]], np.ndarray] | None = None
     order: list[str] = field(default_factory=list)
 
 
@@ -155,6 +157,9 @@ def _of_columns(columns: Mapping[str, Any], form: Form, batched: bool) -> Read:
     if named:
         _say_inputs(named, [name for name in others if name not in named], target)
         return Read(tuple(_input(columns[name]) for name in named), tuple(named), label)
+    if batched and form.table is not None and _are_columns([columns[name] for name in others]):
+        x = form.table({name: columns[name] for name in others})
+        return Read((torch.from_numpy(x),), (), label)
     numbers = _as_vector({name: columns[name] for name in others}, form, batched)
     if numbers is not None:
         say_once(f"the columns {', '.join(others):.300} are one vector of inputs")
@@ -173,6 +178,11 @@ def _say_inputs(named: list[str], left: list[str], target: str) -> None:
     if left:
         text += f"; not used: {', '.join(left):.300}"
     say_once(text)
+
+
+def _are_columns(given: Sequence[Any]) -> bool:
+    """Whether each has one cell for each sample."""
+    return bool(given) and all(np.ndim(as_array(column)) == 1 for column in given)
 
 
 def _as_vector(columns: Mapping[str, Any], form: Form, batched: bool) -> Tensor | None:
@@ -212,7 +222,7 @@ def is_table(given: Any) -> bool:
 
 
 def of_table(table: Any, form: Form, labels: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
-    """Inputs (n, d) float32 and labels of a DataFrame, one row for each sample; None without a
+    """Inputs (n, d) and labels of a DataFrame, one row for each sample; None without a
     label column, and where the table has inputs alone.
 
     Raises ValueError for columns that are no numbers and for gaps, by name."""
@@ -228,6 +238,9 @@ def of_table(table: Any, form: Form, labels: bool = True) -> tuple[np.ndarray, n
             "labels; name the column by label=NAME"
         )
         say_once(text, WARNING)
+    if form.table is not None:
+        x = form.table({name: column for name, column in columns.items() if name != target})
+        return x, columns[target].to_numpy() if target else None
     inputs: list[np.ndarray] = []
     for name in ordered([name for name in columns if name != target], form):
         array = columns[name].to_numpy()
@@ -249,11 +262,13 @@ def of_table(table: Any, form: Form, labels: bool = True) -> tuple[np.ndarray, n
     return np.stack(inputs, 1), columns[target].to_numpy() if target else None
 
 
-def labels_of_node(given: np.ndarray, source: str, task: str) -> np.ndarray:
-    """One node's labels as the task has them: (n,) int64, or (n, k) float32 for several labels and
-    for values. Raises ValueError for labels with another reading."""
+def labels_of_node(
+    given: np.ndarray, source: str, task: str, dtype: type = np.float32
+) -> np.ndarray:
+    """One node's labels as the task has them: (n,) int64, or (n, k) of `dtype` for several labels
+    and for values. Raises ValueError for labels with another reading."""
     if task in (LABELS, VALUES):
-        return of_task(given, source, task).astype(np.float32)
+        return of_task(given, source, task).astype(dtype)
     if task == CLASSES:
         return of_node(given, source)
     labels = given

@@ -24,6 +24,13 @@ SAVE_STATE = "query.get_state"
 RESTORE_STATE = "train.set_state"
 # Type of a message in runs that report the terms of the generalization bound.
 DOMAIN = "query.domain"
+# Type of the message that asks for sums over a client's columns, and the key of its answer; keys of
+# a message's config: the encoding of inputs that the answers gave, and the shape of the network's
+# inputs before that.
+STATISTICS = "query.statistics"
+SUMS = "column-sums"
+ENCODING = "encoding"
+SHAPE = "input-shape"
 
 HEADS = setting("client", "who holds personal heads", ("client", "server"))
 

@@ -204,18 +204,31 @@ def _feature(column: Column, cells: np.ndarray) -> Feature | None:
     """The feature of a column by its training cells; None if all of them are the same."""
     gaps = np.isnan(cells)
     known = cells[~gaps]
-    marks_gaps = bool(gaps.any())
     if not len(known):
         return None
     if column.kind == CATEGORY:
         codes = np.unique(known).astype(int).tolist()
-        if len(codes) < 2 and not marks_gaps:
-            return None
-        categories = tuple(sorted(column.categories[code] for code in codes))
-        return Feature(column.name, CATEGORY, categories, 0.0, marks_gaps)
-    if known.min() == known.max() and not marks_gaps:
+        categories = [column.categories[code] for code in codes]
+        return feature_of(column, len(codes) > 1, bool(gaps.any()), categories=categories)
+    differs = known.min() != known.max()
+    return feature_of(column, bool(differs), bool(gaps.any()), mean=float(known.mean()))
+
+
+def feature_of(
+    column: Column,
+    differs: bool,
+    has_gaps: bool,
+    *,
+    mean: float = 0.0,
+    categories: Sequence[str] = (),
+) -> Feature | None:
+    """The feature of a column; None if it says nothing: its training cells neither differ nor have
+    gaps. `mean` is that of the cells with a number, `categories` are those of the others."""
+    if not differs and not has_gaps:
         return None
-    return Feature(column.name, column.kind, (), float(known.mean()), marks_gaps)
+    if column.kind == CATEGORY:
+        return Feature(column.name, CATEGORY, tuple(sorted(categories)), 0.0, has_gaps)
+    return Feature(column.name, column.kind, (), mean, has_gaps)
 
 
 def gaps_in(source: str, column: Column, gaps: np.ndarray) -> str:

@@ -74,6 +74,11 @@ class Messenger:
         privacy = self._strategy.privacy
         return privacy is not None and privacy.hides_participants
 
+    @property
+    def failure(self) -> str:
+        """The first refused reply of the round, in one line."""
+        return self._strategy.now.failure
+
     def exchanges(
         self, requests: Sequence[Request], config: Mapping[str, Any]
     ) -> list[Callable[[], list[Update]]]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clients.core.protocol import CAPABILITIES, UNLABELED
+from clients.core.protocol import CAPABILITIES, SUMS, UNLABELED
+from partitions.datasets.statistics import read_statistics
 
 LARGEST = 1e12
 MAX_VALUES = 100  # of a reply
@@ -118,6 +119,7 @@ READERS: dict[str, Reader] = {
     "test-accuracy-examples": SAMPLES,
     "test-rmse-examples": SAMPLES,
     "training-error-examples": SAMPLES,
+    SUMS: read_statistics,
     "dp-sigma": number(0),
     "seconds": number(0),
 }

@@ -52,6 +52,7 @@ class Roster:
       longer than the timeout of later nodes.
     - `only_model`: limit the roster to clients whose network has this name.
     - `requires`: clients that do not offer what it says are refused.
+    - `requires_too`: a further requirement, of a run and not of its method.
     - `strategy`: the strategy's name, for errors.
     - `ask`: False asks no node; all nodes are then foreign.
 
@@ -66,6 +67,7 @@ class Roster:
         *,
         ask: bool = True,
         requires: Requirement | None = None,
+        requires_too: Requirement | None = None,
         strategy: str = "",
     ) -> None:
         self.least = least
@@ -73,6 +75,7 @@ class Roster:
         self.only_model = only_model
         self.ask = ask
         self.requires = requires
+        self.requires_too = requires_too
         self.strategy = strategy
         self._start_timeout = start_timeout  # 0 once the first nodes were asked
         self.refused: Counter[str] = Counter()
@@ -220,9 +223,10 @@ class Roster:
 
     def _admit(self, node: Node) -> None:
         """Admit a node, unless it offers too little or contradicts an earlier identity."""
-        if self.requires is not None and not self.requires.is_offered(node.properties):
-            self._refuse(node.id, LACKS, self.requires.sentence(self.strategy))
-            return
+        for requirement in (self.requires, self.requires_too):
+            if requirement is not None and not requirement.is_offered(node.properties):
+                self._refuse(node.id, LACKS, requirement.sentence(self.strategy))
+                return
         for before in (self._nodes.get(node.id), self._clients.get(node.client)):
             if before is not None and _identity(before) != _identity(node):
                 self._banned.add(node.id)

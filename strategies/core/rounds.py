@@ -64,6 +64,8 @@ class PersonalizedStrategy(StrategyBase):
     - `on_round`: called with each round's report; it may raise `Stop`.
     - `on_failure`: called with a text for each new cause of a dropped reply.
     - `privacy`: protects updates before they are aggregated.
+    - `column_encoder`: asks training clients once for sums over their columns, by which all clients
+      scale and encode their inputs.
     - `former`: the `state` of an earlier run, or just its "arrays". The run continues after the
       round of that state; with 0 rounds it only evaluates.
     - `client_states`: the states of that run's clients, by client id; they are sent back.
@@ -215,16 +217,20 @@ class PersonalizedStrategy(StrategyBase):
 
         Raises as `Roster.present` does."""
         config = self.common_config | {RUN_TOKEN: self.token}
+        if self.column_encoder is not None:
+            config |= self.column_encoder.settings()
         nodes = self.roster.present(self.grid, config, self.timeout)
         self.nodes = list(nodes)  # a copy, since a strategy may change its list
         return self.nodes
 
     def _update_roster(self) -> None:
-        """Update the roster, count the nodes that it refused, and send clients of a former run
-        their states back."""
+        """Update the roster, count the nodes that it refused, send clients of a former run their
+        states back, and make the encoding of inputs if the run needs one and has none."""
         self.present()
         self.now.dropped += self.roster.refused
         return_client_states(self, self.former_clients)
+        if self.column_encoder is not None and self.column_encoder.encoding is None:
+            self.column_encoder.learn(self)
 
     def client_states(self) -> Iterator[tuple[int, Arrays]]:
         """The states of a simulation's clients, by client id; see `run_state.client_states`."""

@@ -22,6 +22,7 @@ from clients.core.optimizers import Optimizer
 from clients.core.protocol import LR_FACTOR, RUN_TOKEN, SELECT, lr_factor
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
+from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.construction import Construction, Rebuilding
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
@@ -167,6 +168,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         client_states: Mapping[int, Arrays] | None = None,
         only_model: str = "",
         privacy: Privacy | None = None,
+        column_encoder: ColumnEncoder | None = None,
         saved_rounds: int = 0,
         min_train_nodes: int = 1,
         min_evaluate_nodes: int = 1,
@@ -192,6 +194,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             self.max_update_ratio = self.max_update_ratio or self.protected_update_ratio
             self.max_examples_ratio = self.max_examples_ratio or self.protected_examples_ratio
         self.privacy = privacy
+        self.column_encoder = column_encoder
         self.on_round = on_round
         self.on_failure = on_failure
 
@@ -228,6 +231,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             self.start_timeout,
             ask=ask,
             requires=self.requires,
+            requires_too=None if column_encoder is None else column_encoder.requires,
             strategy=type(self).__name__,
         )
 
@@ -309,6 +313,8 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         config: dict[str, Any] = {"server-round": self.round, RUN_TOKEN: self.token}
         if self.lr_decay < 1:
             config[LR_FACTOR] = self.decay
+        if self.column_encoder is not None:
+            config |= self.column_encoder.settings()
         return config
 
     def expected(self, sent: Arrays) -> Arrays | None:
@@ -356,7 +362,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
 
     def state(self) -> dict[str, Any]:
         """The run's state: nested dicts, lists and sets of arrays, numbers and texts."""
-        return {
+        state = {
             "round": self.round,
             "undone-rounds": self.undone_rounds,
             "arrays": self.arrays,
@@ -366,6 +372,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             "privacy": self.privacy.state() if self.privacy else {},
             "token": self.token,
         }
+        if self.column_encoder is not None:
+            state["column-encoder"] = self.column_encoder.state()
+        return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`, after `initialize`; of a saved model only "arrays" are needed.
@@ -374,6 +383,8 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         self.arrays = self.restore(self.arrays, state["arrays"])
         self.published_models = state.get("handout", {})
         self.token = state.get("token", self.token)
+        if self.column_encoder is not None and "column-encoder" in state:
+            self.column_encoder.load_state(state["column-encoder"])
         for name, value in state.get("kept", {}).items():
             setattr(self, name, value)
         if "round" in state:
