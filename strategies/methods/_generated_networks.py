@@ -214,11 +214,14 @@ class ModelGenerator:
         self.weight_spread = relative_weight_spread([theta for _, theta in self._generated])
         return models
 
-    def descend(self, updates: Sequence[Update], rate_factor: float) -> None:
+    def descend(
+        self, updates: Sequence[Update], rate_factor: float, also_moved: Iterable[int] = ()
+    ) -> None:
         """g_φ = mean_i (∂θ_i/∂φ)ᵀ(θ_i − θ̃_i) and g_v = (∂θ_i/∂v_i)ᵀ(θ_i − θ̃_i), with the trained
         θ̃_i of `updates`; then one step at `rate_factor` times the learning rates.
 
-        The gradient of a v_i that the strategy passed stays in its ``grad``."""
+        The embeddings of the clients `also_moved` take the step with the gradient 0 if they have
+        no other. The gradient of a v_i that the strategy passed stays in its ``grad``."""
         trained = {update.node: update.arrays for update in updates}
         self._backpropagate(trained)
         # φ follows the mean over clients; each v_i has the gradient of its own client.
@@ -230,6 +233,10 @@ class ModelGenerator:
         if self._settings.clip_norm > 0:
             learnt = [*parameters, *self.embeddings.values()]
             nn.utils.clip_grad_norm_(learnt, self._settings.clip_norm)
+        for client in also_moved:
+            embedding = self.embeddings.get(client)
+            if embedding is not None and embedding.grad is None:
+                embedding.grad = torch.zeros_like(embedding)
         self.optimizer.step(rate_factor)
         self.optimizer.zero_grad()
         self._generated = []

@@ -5,8 +5,9 @@ names. A client whose property ``model`` names one of `models` gets that network
 5.2). Departs from the paper: Algorithm 1 prints the opposite sign of the update; the surrogate
 ½‖θ̃_i − h(v_i; φ)‖² gives the sign here. A round has any number of clients: φ follows the mean of
 their gradients. An embedding moves only when its client replies; in the authors' code momentum and
-weight decay also move those of clients that were not sampled. Only trainable weights are generated;
-buffers are averaged on the server (see `strategies.methods._generated_networks`)."""
+weight decay also move those of clients that were not sampled, as with `moved_embeddings` = "all".
+Only trainable weights are generated; buffers are averaged on the server (see
+`strategies.methods._generated_networks`)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,13 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         "learnt",
         "source of the embeddings: learnt, or the clients' reports",
         ("learnt", "class-proportions", "class-shares"),
+    )
+    moved_embeddings = setting(
+        "sampled",
+        "embeddings that momentum and weight decay move in a round: those of the clients that "
+        "replied, or all, as in the authors' code",
+        ("sampled", "all"),
+        beside="descriptor=learnt",
     )
     novel_rounds = NOVEL_ROUNDS
 
@@ -174,6 +182,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ); the graph is kept for the vector–Jacobian product."""
         embeddings_before = len(self.generator.embeddings)
+        self._draw_those_that_move()
         vectors = self._vectors(self.ensure_embeddings(nodes))
         if len(self.generator.embeddings) > embeddings_before:
             self.arrays = self.generator.arrays()  # the state to which an undone round returns
@@ -181,7 +190,8 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Descend on φ and v_i, see `ModelGenerator.descend`; average the clients' buffers."""
-        self.generator.descend(updates, self.decay)
+        others = [node.client for node in self._nodes_that_move()]
+        self.generator.descend(updates, self.decay, others)
         if not self.frozen:
             self.generator.targets.average(updates)
         return self.generator.arrays()
@@ -217,6 +227,19 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         elif new:
             self._request_class_proportions(new)
         return [node for node in known if node.client in embeddings]
+
+    def _nodes_that_move(self) -> list[Node]:
+        """With `moved_embeddings` = "all" the present clients of the round's role."""
+        if self.moved_embeddings != "all" or self.descriptor != "learnt":
+            return []
+        if self.frozen:
+            return [node for node in self.nodes if node.novel]
+        return self.training_nodes()
+
+    def _draw_those_that_move(self) -> None:
+        """Weight decay moves an embedding from the first round on, so it must be there by then."""
+        with_network = [n for n in self._nodes_that_move() if self.generator.targets.has(n)]
+        self.ensure_embeddings(with_network)
 
     def _request_class_proportions(self, nodes: Sequence[Node]) -> None:
         """Hold what the nodes' reports of class proportions give. The most common size is the valid

@@ -1,6 +1,7 @@
 """pFedHN: its update against the gradient of its surrogate, computed by brute force; sizes, fixed
 descriptors, novel labeled clients, joins and leaves, saved models."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import networks_with_parts
@@ -78,6 +79,97 @@ def test_a_client_without_a_reply_leaves_its_embedding_alone():
     strategy.aggregate({}, [Update(nodes[1], reply, 1, {})])
     assert torch.equal(strategy.generator.embeddings[0], before[0])
     assert not torch.equal(strategy.generator.embeddings[1], before[1])
+
+
+def optimized_by_hand(network, rows, goals, order, optimizer, **settings):
+    """The embedding table (clients, dim) after one step of torch's optimizer for each client of
+    `order`: as the authors' code, one optimizer over the hypernetwork and the whole table."""
+    table = nn.Embedding.from_pretrained(rows.clone(), freeze=False)
+    parameters = [*network.parameters(), *table.parameters()]
+    optimizer = optimizer(parameters, **settings)
+    for client, goal in zip(order, goals, strict=True):
+        theta = network(table(torch.tensor([client])))["w"]
+        difference = theta.detach() - torch.from_numpy(goal)
+        optimizer.zero_grad()
+        theta.backward(difference)
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+    return table.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [("sgd", torch.optim.SGD, {"momentum": 0.9}), ("adam", torch.optim.Adam, {})],
+)
+def test_momentum_and_decay_move_the_embeddings_of_all_clients(name, kind, options):
+    """Two of three clients are sampled by turns for 20 steps. The third is never sampled: weight
+    decay alone moves it."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        strategy = PFedHN(
+            embedding_dim=3, hidden_dim=5, hidden_layers=2, server_lr=0.1, server_momentum=0.9,
+            server_weight_decay=0.01, server_optimizer=name, clip_norm=0.5,
+            moved_embeddings="all",
+        )  # fmt: skip
+        strategy.open(None, to_record({"w": TEMPLATE["w"]}), {})
+        strategy.nodes = [Node(i, 10 + i) for i in range(3)]
+        network = deepcopy(strategy.generator.network())
+        strategy.broadcast({}, strategy.nodes[:1])
+        embeddings = strategy.generator.embeddings
+        rows = torch.stack([embeddings[i].detach().clone() for i in range(3)])
+        order = [0, 1] * 10
+        goals = np.random.default_rng(0).normal(size=(20, 2, 3))
+        for client, goal in zip(order, goals, strict=True):
+            node = strategy.nodes[client]
+            strategy.broadcast({}, [node])
+            strategy.aggregate({}, [Update(node, {"w": goal}, 1, {})])
+        expected = optimized_by_hand(
+            network, rows, goals, order, kind, lr=0.1, weight_decay=0.01, **options
+        )
+        for client in range(3):
+            torch.testing.assert_close(
+                embeddings[client].detach(), expected[client], rtol=0, atol=1e-10
+            )
+        assert (expected[2] - rows[2]).abs().min() > 1e-4
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_embeddings_rest_between_their_rounds_by_default():
+    """θ = W v, W = 2, v = 3 and 1, rate 0.1, momentum ½, no decay, and W is held. Client 0 replies
+    θ̃ = 5: g = 2·(6 − 5), v = 2.8. In the second round client 1 replies its own θ = 2, so its
+    gradient is 0. Client 0 stays at 2.8, and with "all" goes on by half its step, to 2.7."""
+    for moved, expected in (("sampled", 2.8), ("all", 2.7)):
+        strategy = PFedHN(
+            embedding_dim=1, hidden_layers=0, bias=False, server_lr=0.0, embedding_lr=0.1,
+            server_momentum=0.5, server_weight_decay=0.0, clip_norm=0.0, moved_embeddings=moved,
+        )  # fmt: skip
+        strategy.open(None, to_record({"w": np.zeros(1, np.float32)}), {})
+        strategy.nodes = [Node(i, 50 + i) for i in range(2)]
+        strategy.ensure_embeddings(strategy.nodes)
+        (weight,) = strategy.generator.network().parameters()
+        with torch.no_grad():
+            weight.fill_(2.0)
+            strategy.generator.embeddings[0].fill_(3.0)
+            strategy.generator.embeddings[1].fill_(1.0)
+        for node, goal in zip(strategy.nodes, (5, 2), strict=True):
+            strategy.broadcast({}, [node])
+            strategy.aggregate({}, [Update(node, {"w": np.full(1, goal, np.float32)}, 1, {})])
+        assert strategy.generator.embeddings[0].item() == pytest.approx(expected)
+        assert strategy.generator.embeddings[1].item() == 1.0
+
+
+def test_novel_clients_rest_while_others_train():
+    """A novel client's embedding, drawn by an evaluation, does not move with "all"."""
+    strategy = PFedHN(embedding_dim=2, hidden_dim=4, hidden_layers=1, moved_embeddings="all")
+    strategy.open(None, to_record({"w": np.zeros(2, np.float32)}), {})
+    strategy.nodes = [Node(0, 50), Node(1, 51), Node(2, 52, novel=True)]
+    strategy.ensure_embeddings(strategy.nodes)
+    before = {i: v.detach().clone() for i, v in strategy.generator.embeddings.items()}
+    strategy.broadcast({}, strategy.nodes[:1])
+    strategy.aggregate({}, [Update(strategy.nodes[0], {"w": np.ones(2, np.float32)}, 1, {})])
+    stays = {i: torch.equal(v, before[i]) for i, v in strategy.generator.embeddings.items()}
+    assert stays == {0: False, 1: False, 2: True}
 
 
 def test_a_linear_step_by_hand():
