@@ -3,7 +3,11 @@
 Client i holds K classes. For each class c of them it draws a_ic ~ U(0.4, 0.6) and gets the share
 a_ic / Σ_j a_jc of the class's samples, with equal shares of training, validation and test rows.
 As in the authors' code, a client draws its classes from those that the fewest clients hold. So all
-classes are held equally often, and every class is held if N·K ≥ C."""
+classes are held equally often, and every class is held if N·K ≥ C.
+
+The authors' code divides by a sum over ⌊N·K/C⌋ + 1 clients, though mostly ⌊N·K/C⌋ hold the class.
+The share of the missing client is unused: a third of all samples with two holders of each class, a
+21st with 20. The paper's sum is over the holders. `extra_holder` chooses the authors' sum."""
 
 import numpy as np
 
@@ -13,11 +17,15 @@ LOW, HIGH = 0.4, 0.6
 
 
 class ClassFractionPartitioner(RowsPartitioner):
-    """`classes_per_client` classes for each client. ValueError if the data has fewer."""
+    """`classes_per_client` classes for each client. ValueError if the data has fewer.
+
+    With `extra_holder` shares are those of ⌊N·K/C⌋ + 1 holders, also of a class that has fewer."""
 
     pooled = True
 
-    def __init__(self, num_partitions: int, classes_per_client: int, seed: int) -> None:
+    def __init__(
+        self, num_partitions: int, classes_per_client: int, seed: int, extra_holder: bool = False
+    ) -> None:
         super().__init__(num_partitions)
         if classes_per_client < 1:
             raise ValueError(
@@ -25,6 +33,7 @@ class ClassFractionPartitioner(RowsPartitioner):
             )
         self._k = classes_per_client  # K in the paper
         self._seed = seed
+        self._extra_holder = extra_holder
 
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """Rows by the shares a_ic / Σ_j a_jc."""
@@ -42,5 +51,16 @@ class ClassFractionPartitioner(RowsPartitioner):
             fewest_first = order[np.argsort(holders, kind="stable")]
             held[client, fewest_first[: self._k]] = True
         a = np.where(held, generator.uniform(LOW, HIGH, held.shape), 0.0)
+        parts = self.column("part")
+        if self._extra_holder:
+            with_extra = np.vstack([a, self._of_extra_holders(held, generator)])
+            shares = with_extra / with_extra.sum(0)
+            return assign_by_shares(labels, parts, shares)[:-1]
         shares = a / np.maximum(a.sum(0), 1e-12)  # a class without holders has shares of 0
-        return assign_by_shares(labels, self.column("part"), shares)
+        return assign_by_shares(labels, parts, shares)
+
+    def _of_extra_holders(self, held: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """a_jc (C,) of a client j that does not exist, 0 for a class with ⌊N·K/C⌋ + 1 holders."""
+        num_clients, num_classes = held.shape
+        most = num_clients * self._k // num_classes + 1
+        return np.where(held.sum(0) < most, generator.uniform(LOW, HIGH, num_classes), 0.0)

@@ -218,7 +218,7 @@ RULES = {
     "class-fraction": Partition(
         partial(_by_classes, "partitions.rules.class_fraction:ClassFractionPartitioner"),
         "a few classes for each client, random shares of each; test samples alike (pFedHN)",
-        ("classes-per-client",),
+        ("classes-per-client", "extra-holder"),
         needs_classes=True,
     ),
     "dirichlet-novel": Partition(
@@ -305,6 +305,11 @@ class Options(Configured):
     equal_sizes = setting(
         True,
         "give every client equally many samples, the remainder is unused; false: use all samples",
+    )
+    extra_holder = setting(
+        False,
+        "class-fraction: shares of each class as if one client more held it, so that a part of the "
+        "samples is unused, as in pFedHN's code; false: use all samples",
     )
     shards_per_client = setting(
         2, "number of shards of label-sorted samples for each client", POSITIVE_INT

@@ -11,6 +11,7 @@ import partitions
 from fedapps.common.seeds import drawing, seed_of
 from fedapps.settings.config import defaults
 from partitions import task
+from partitions.rules import class_fraction
 from partitions.rules.class_fraction import ClassFractionPartitioner
 from partitions.rules.coarse import CoarsePartitioner
 from partitions.rules.dirichlet import DirichletPartitioner, NormalizedDirichletPartitioner, _draw
@@ -107,6 +108,42 @@ def test_shards_of_the_largest_size_at_random():
     for equal in (True, False):
         parts = dealt(PathologicalPartitioner(10, 2, 0, equal), labels)
         assert sum(len(np.unique(labels[rows])) == 2 for rows in parts) >= 6
+
+
+@pytest.mark.parametrize(
+    ("clients", "k", "classes", "held"),
+    [
+        # 2·10/10 = 2 hold each class, so a third of it goes to each of 3.
+        (10, 2, 10, [200] * 10),
+        # 1·7/2: 4 hold one class, all of it; 3 hold the other, with a quarter each.
+        (7, 1, 2, [75] * 7),
+        # Nobody holds two of three classes.
+        (1, 1, 3, [300]),
+    ],
+)
+@pytest.mark.parametrize("part", [0, 2])
+def test_with_an_extra_holder_its_share_is_unused(monkeypatch, clients, k, classes, held, part):
+    """All a_ic are ½, so the ⌊N·K/C⌋ + 1 holders of a class have equal shares of its 300 samples;
+    a client that is missing among them leaves its share to nobody."""
+    monkeypatch.setattr(class_fraction, "LOW", 0.5)
+    monkeypatch.setattr(class_fraction, "HIGH", 0.5)
+    labels = np.arange(300 * classes) % classes
+    rule = ClassFractionPartitioner(clients, k, 0, extra_holder=True)
+    parts = dealt(rule, labels, part=np.full(len(labels), part))
+    assert list(map(len, parts)) == held
+    assert len(np.unique(np.concatenate(parts))) == sum(held)
+
+
+def test_an_extra_holder_draws_as_the_others():
+    """Of 5 holders with a ~ U(0.4, 0.6) each, one that is missing has between 0.4 / (0.4 + 4·0.6)
+    = 1/7 and 0.6 / (0.6 + 4·0.4) = 3/11 of its class, in the mean a fifth."""
+    labels = np.arange(100_000) % 10
+    rule = ClassFractionPartitioner(20, 2, 0, extra_holder=True)
+    rows = np.concatenate(dealt(rule, labels))
+    unused = 1 - np.bincount(labels[rows], minlength=10) / 10_000
+    assert 1 / 7 < unused.min() < unused.max() < 3 / 11
+    assert unused.mean() == pytest.approx(0.2, abs=0.02)
+    assert unused.std() > 0.01
 
 
 def test_class_fraction_draws_every_share_and_class_apart():
