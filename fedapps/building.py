@@ -79,7 +79,8 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
     batches = math.ceil(n / size)
     # Whether training ever takes the last, shorter mini-batch of a pass over the samples.
     takes_last = client.local_epochs > 0
-    takes_last |= client.short_batches and client.local_steps >= batches
+    passes = client.batch_draws == "passes"
+    takes_last |= passes and client.short_batches and client.local_steps >= batches
 
     def leaves_one(batch_size: int) -> bool:
         """Whether a mini-batch of that size or its last one has a single sample."""

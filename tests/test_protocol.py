@@ -135,6 +135,29 @@ def test_short_batches_end_with_their_pass():
     assert [len(rows) for rows in client.rows({})] == [3, 3, 1, 3]
 
 
+def test_independent_draws_of_mini_batches():
+    """Two of four samples are one of 6 pairs. The second of two draws has neither sample of the
+    first in one of 6 cases; the second half of a pass always."""
+    x = [[float(i)] for i in range(4)]
+    client = Client(torch.nn.Linear(1, 2), share(x, [0] * 4), local_steps=1200, batch_size=2)
+    shares = {}
+    for draws in ("passes", "independent"):
+        client.batch_draws = draws
+        rows = [set(row.tolist()) for row in client.rows({})]
+        assert len(rows) == 1200 and all(len(row) == 2 for row in rows)
+        apart = [
+            first.isdisjoint(second) for first, second in zip(rows[::2], rows[1::2], strict=True)
+        ]
+        shares[draws] = sum(apart) / 600
+    assert shares["passes"] == 1
+    assert shares["independent"] == pytest.approx(1 / 6, abs=0.05)
+    client.batch_size = 9
+    assert [sorted(row.tolist()) for row in client.rows({})[:2]] == [[0, 1, 2, 3]] * 2
+    client.local_epochs = 1
+    client.batch_size = 3
+    assert sorted(torch.cat(list(client.rows({}))).tolist()) == [0, 1, 2, 3]
+
+
 def test_a_trimmed_mean_by_hand():
     """Of 0.9, 0, 0.5 and 1 the middle two count: 0.7, over 1 and 3 samples 0.6. Of 21 values two
     are cut at each end, of two none. Novel clients have none."""

@@ -135,6 +135,13 @@ class Client(Streaming, Configured, NumPyClient):
     local_epochs = setting(0, "when > 0: epochs of local training instead of local-steps", COUNT)
     batch_size = setting(64, "samples of a mini-batch", POSITIVE_INT)
     short_batches = setting(False, "keep the last, smaller mini-batch of each epoch")
+    batch_draws = setting(
+        "passes",
+        "mini-batches of local-steps: from passes over the shuffled samples, or independent draws "
+        "from all of them",
+        ("passes", "independent"),
+        beside="local-epochs=0",
+    )
     pass_megabytes = setting(
         PASS_MEGABYTES,
         "megabytes of inputs in one forward pass; more inputs take several passes",
@@ -405,6 +412,7 @@ class Client(Streaming, Configured, NumPyClient):
             self.batch_size,
             generator=torch.Generator().manual_seed(seed),
             short=self.short_batches,
+            independent=self.batch_draws == "independent",
             **count,
         )
 

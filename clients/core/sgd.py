@@ -23,6 +23,7 @@ def batches(
     epochs: int = 0,
     generator: torch.Generator,
     short: bool = False,
+    independent: bool = False,
 ) -> Sequence[Tensor]:
     """Row indices of each mini-batch; the `n` samples are shuffled anew for each epoch.
 
@@ -32,6 +33,8 @@ def batches(
     Raises ValueError if there is no sample."""
     if not n:
         raise ValueError("the client has no samples to train on")
+    if independent and epochs == 0:
+        return [torch.randperm(n, generator=generator)[:batch_size] for _ in range(steps)]
     if epochs > 0 or short:
         batches_per_epoch = math.ceil(n / batch_size)
         num_epochs = epochs or math.ceil(steps / batches_per_epoch)
