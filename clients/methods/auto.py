@@ -47,7 +47,7 @@ from clients.core.decision.evidence import (
 )
 from clients.core.decision.fit import SOFTMAX, LabelShiftFit, Statistics
 from clients.core.decision.moments import Blocks, class_sums, residual
-from clients.core.decision.played import newcomers
+from clients.core.decision.played import SIZES, newcomers
 from clients.core.decision.tallies import (
     calibration_sums,
     derivatives,
@@ -130,7 +130,7 @@ class AutoClient(HoldingOut):
         """Logits (n, C), corrected as the rule chooses."""
         self._correction = None
         self.adaptation_metrics = {}
-        if not self.rule:
+        if not self.rule or len(x) < SIZES[0]:  # no newcomer had so few inputs
             return super().predict(x)
         case, views = self.case(x)
         base = views[""]

@@ -255,7 +255,9 @@ def test_newcomers_are_the_clients_samples_some_unchanged():
             known = labels.get(sample.numpy().tobytes())
             assert known == (int(label) if newcomer.unchanged else None)
     assert all(made.unchanged for made in newcomers(x, y, 3, 5, [], seed=0))
-    assert list(newcomers(x[:1], y[:1], 3, 5, [], seed=0)) == []
+    assert list(newcomers(x[:19], y[:19], 3, 5, [], seed=0)) == []
+    # Thirty samples are held out: no newcomer has 50.
+    assert max(len(made.y) for made in newcomers(x, y, 3, 50, [], seed=0)) == 20
 
 
 # Evidence

@@ -113,6 +113,9 @@ def test_each_choice_is_its_correction(place, name):
         assert not torch.equal(z.argmax(1), base.argmax(1))
     if place < 0:
         assert metrics["chosen-none"] == 1
+    # No newcomer had fewer than 20 inputs, so nothing is known of a client with 19.
+    torch.testing.assert_close(other.predict(x[:19]), Client.predict(other, x[:19]))
+    assert other.adaptation_metrics == {}
 
 
 def test_the_views_are_those_of_the_methods_alone():

@@ -1,6 +1,7 @@
 """Newcomers that a training client plays with labeled samples: other classes, other inputs.
 
-A newcomer has 20, 50 or 100 samples, or as many as there are. Four tenths have the client's own
+A newcomer has 20, 50 or 100 samples, of a client that holds out as many: one with fewer than 20
+plays none, since so few say little of clients with more. Four tenths have the client's own
 classes; the others have one, two or three classes, or proportions from Dirichlet(0.1) or
 Dirichlet(1). Four tenths have unchanged inputs; the others have one change of random strength."""
 
@@ -59,13 +60,17 @@ def rows_of_proportions(
 def newcomers(
     x: Tensor, y: Tensor, num_classes: int, count: int, changes: Sequence[Change], seed: int
 ) -> Iterator[Newcomer]:
-    """`count` newcomers of samples x (N, *shape), y (N,); fewer where too few samples are left."""
+    """`count` newcomers of samples x (N, *shape), y (N,); fewer where a class has too few samples,
+    none for N < 20."""
+    sizes = [size for size in SIZES if size <= len(y)]
+    if not sizes:
+        return
     draw = np.random.default_rng(seed)
     labels = y.cpu().numpy()
     present = np.bincount(labels, minlength=num_classes) > 0
     changer = Changer(x)
     for _ in range(count):
-        size = int(draw.choice(SIZES))
+        size = int(draw.choice(sizes))
         if draw.random() < UNCHANGED:
             rows = draw.permutation(len(labels))[:size]
         else:
