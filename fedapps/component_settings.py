@@ -50,7 +50,7 @@ INSTEAD = {
     "callbacks": "use `then=` or the strategy's on_round",
     "output-dir": "write what you need in `then=`",
     "checkpoint-every": "only `fedapps run` writes checkpoints",
-    "resume": "only `fedapps run` writes checkpoints",
+    "resume": "server_app takes `former=`, the `strategy.state()` of an earlier run",
     "from-dir": "load saved arrays into the network in `model=`",
     "early-stopping": "set `rounds`",
     "stacked-clients": "only `fedapps run` trains clients side by side",

@@ -281,6 +281,7 @@ def server_app(
     rounds: int = 0,
     min_available_nodes: int = 2,
     then: Callable[[Result, PersonalizedStrategy], None] | None = None,
+    former: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> ServerApp:
     """Flower's server half of `method`, for networks whose inputs are (n, *shape). For several
@@ -288,11 +289,11 @@ def server_app(
     ``task=`` is that of the clients.
 
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
-    joined, and passes the result to `then`. Every round is evaluated unless `evaluate_every` says
-    otherwise. `settings` are those that the method's strategy reads; those that clients read must
-    be equal in `client_app`, ``task=`` and ``standardize=`` among them. With ``dp="central"`` the
-    server clips and noises the mean over `num_clients` users; with ``dp="local"`` it asks the
-    clients for noise.
+    joined, and passes the result to `then`. `former` is the ``strategy.state()`` of an earlier run,
+    which this one continues. Every round is evaluated unless `evaluate_every` says otherwise.
+    `settings` are those that the method's strategy reads; those that clients read must be equal in
+    `client_app`, ``task=`` and ``standardize=`` among them. With ``dp="central"`` the server clips
+    and noises the mean over `num_clients` users; with ``dp="local"`` it asks the clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
@@ -314,6 +315,8 @@ def server_app(
         privacy = privacy_of(method, config, num_rounds)
         least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
         options: dict[str, Any] = {"min_available_nodes": int(least_nodes), "privacy": privacy}
+        if former is not None:
+            options["former"] = former
         if check_scaling(config, privacy):
             options["column_encoder"] = ColumnEncoder(method, whole, str(config["missing"]))
         if "evaluate-novel" not in keys:

@@ -33,6 +33,7 @@ class Asking(Protocol):
 
     messenger: Messenger
     privacy: Privacy | None
+    runs_own_loop: bool
     weighted_by_key: str
 
     def training_nodes(self) -> list[Node]:
@@ -68,7 +69,13 @@ class ColumnEncoder:
         """Ask the training clients, and make the encoding of their answers.
 
         A client whose columns are not those of the majority is dropped. Raises ValueError if
-        privacy does not allow the question, RuntimeError if no encoding can be made."""
+        privacy does not allow the question, also inside another strategy, such as Flower's privacy
+        wrappers, and RuntimeError if no encoding can be made."""
+        if not strategy.runs_own_loop:
+            raise ValueError(
+                "a column_encoder asks clients for sums over their columns, which no wrapper "
+                "clips; call the strategy's own start, or scale the samples in `data=`"
+            )
         if strategy.privacy is not None:
             strategy.privacy.admit(COVERED)
         payloads: dict[Node, Arrays] = {node: {} for node in strategy.training_nodes()}

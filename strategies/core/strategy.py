@@ -383,7 +383,12 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         self.arrays = self.restore(self.arrays, state["arrays"])
         self.published_models = state.get("handout", {})
         self.token = state.get("token", self.token)
-        if self.column_encoder is not None and "column-encoder" in state:
+        if "column-encoder" in state:
+            if self.column_encoder is None:
+                raise ValueError(
+                    "the saved run scales inputs by the training clients' statistics; set "
+                    "standardize='training-clients' in server_app and client_app"
+                )
             self.column_encoder.load_state(state["column-encoder"])
         for name, value in state.get("kept", {}).items():
             setattr(self, name, value)

@@ -20,6 +20,7 @@ import partitions
 from clients.core.arrays import to_record
 from clients.core.flower_fast import NumPyClient
 from clients.core.protocol import ENCODING, STATISTICS, SUMS
+from fedapps.common.errors import Refusal
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.own_data import share_of
 from fedapps.node.own_encoding import TableReader, encoded, statistics_of
@@ -76,8 +77,8 @@ class Watched(InProcessGrid):
     def answer(self, messages, timeout):
         self.seen += messages
         for reply in super().answer(messages, timeout):
-            asked = reply.metadata.message_type == STATISTICS
-            if asked and not reply.has_error() and self.change is not None:
+            queried = reply.metadata.message_type.startswith("query")
+            if queried and not reply.has_error() and self.change is not None:
                 self.change(reply)
             self.seen.append(reply)
             yield reply
@@ -105,8 +106,8 @@ def apps(tables, *, inputs=2, outputs=2, method="fedavg", of_client=None, of_ser
 
     client = fedapps.client_app(method, model=make, data=data, **both, **(of_client or {}))
     server = fedapps.server_app(
-        method, model=make, shape=(inputs,), rounds=1, min_available_nodes=len(tables),
-        then=lambda *given: ended.extend(given), **both, **(of_server or {}),
+        method, model=make, shape=(inputs,), min_available_nodes=len(tables),
+        then=lambda *given: ended.extend(given), **{"rounds": 1, **both, **(of_server or {})},
     )  # fmt: skip
     return client, server, ended
 
@@ -341,18 +342,25 @@ def test_a_resumed_run_keeps_the_encoding(tmp_path):
     strategy, _ = run([A, B])
     file = tmp_path / "state.safetensors"
     file.write_bytes(state_bytes(strategy.state()))
-    client, _, _ = apps([rows(1, 2, 99), rows(3, 98)])
-    grid = Watched(client, {}, [{"partition-id": 0}, {"partition-id": 1}])
-    again = FedAvg(
-        min_available_nodes=2,
-        former=read_state(file),
-        column_encoder=ColumnEncoder("fedavg", (2,), "refuse"),
+    again, grid = run(
+        [rows(1, 2, 99), rows(3, 98)], of_server={"former": read_state(file), "rounds": 2}
     )
-    initial = to_record({name: array for name, array in strategy.arrays.items()})
-    again.start(grid, initial, 2, train_config=ConfigRecord({"method": "fedavg"}))
     assert again.column_encoder.encoding == strategy.column_encoder.encoding
     assert not grid.asked()
     assert len(grid.asked("train")) == 2
+    assert again.round == 2
+    with pytest.raises(ValueError, match="the saved run scales inputs by the training clients'"):
+        run([A, B], standardize="none", of_server={"former": read_state(file), "rounds": 2})
+
+
+def test_inside_another_strategy_nobody_is_asked():
+    client, _, _ = apps([A, B])
+    grid = Watched(client, {}, [{"partition-id": 0}, {"partition-id": 1}])
+    inner = FedAvg(min_available_nodes=2, column_encoder=ColumnEncoder("fedavg", (2,), "refuse"))
+    initial = to_record({"weight": np.zeros((2, 2)), "bias": np.zeros(2)})
+    with pytest.raises(ValueError, match="which no wrapper clips"):
+        inner.configure_train(1, initial, ConfigRecord({"method": "fedavg"}), grid)
+    assert not grid.asked()
 
 
 def test_a_damaged_encoding_is_refused():
@@ -489,6 +497,13 @@ def test_a_client_of_another_package_is_refused():
         server(grid, Context(1, 0, {}, RecordDict(), {}))
 
 
+def test_a_novel_client_sends_nothing():
+    """Whatever a server asks: its rows would move the numbers."""
+    share, reader = read(A.rename(columns={"label": "target"}), "classes", novel=True)
+    with pytest.raises(Refusal, match="a novel client sends no sums"):
+        statistics_of(share, reader, "refuse", 2)
+
+
 # Privacy
 
 LOCAL = {"dp": "local", "dp_noise_multiplier": 1.0, "dp_covers": "model-updates"}
@@ -567,7 +582,7 @@ def test_two_columns_of_one_name_are_refused():
 
 def test_a_malformed_reply_is_dropped_and_the_others_count():
     def lie(reply):
-        if reply.metadata.src_node_id == 2:
+        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == STATISTICS:
             text = reply.content["statistics"][SUMS]
             reply.content["statistics"] = ConfigRecord({SUMS: re.sub("45.0|50.0", "NaN", text)})
 
@@ -580,7 +595,7 @@ def test_rows_count_for_at_most_the_sample_count():
     """A client that joined with 2 samples claims 2 million rows with mean 1000."""
 
     def lie(reply):
-        if reply.metadata.src_node_id == 2:
+        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == STATISTICS:
             claimed = Sums("age", "number", 2_000_000, 0, 1000.0, 0.0)
             lied = Statistics("table", 2_000_000, (claimed, replace(claimed, name="dose")))
             reply.content["statistics"] = ConfigRecord({SUMS: lied.text()})
@@ -590,9 +605,32 @@ def test_rows_count_for_at_most_the_sample_count():
     assert strategy.column_encoder.encoding.mean[0] == pytest.approx(mean)
 
 
+def test_protection_limits_the_sample_count_of_a_client():
+    """With protect a client counts at most three medians: of 4, 4 and 10⁶ samples that is 12."""
+
+    def lie(reply):
+        if reply.metadata.src_node_id != 3:
+            return
+        claimed = Sums("age", "number", 1_000_000, 0, 1000.0, 0.0)
+        lied = Statistics("table", 1_000_000, (claimed, replace(claimed, name="dose")))
+        reply.content["statistics"] = ConfigRecord({SUMS: lied.text()})
+        reply.content["metrics"]["num-examples"] = 1_000_000
+
+    def lie_twice(reply):
+        if reply.metadata.message_type == "query" and reply.metadata.src_node_id == 3:
+            reply.content["properties"]["num-examples"] = 1_000_000
+        elif reply.metadata.message_type == STATISTICS:
+            lie(reply)
+
+    strategy, _ = run([A, A, A], change=lie_twice, of_server={"protect": True})
+    mean = (4 * 45 + 4 * 45 + 12 * 1000) / 20
+    assert strategy.column_encoder.encoding.mean[0] == pytest.approx(mean)
+
+
 def test_no_answer_ends_the_run():
     def lie(reply):
-        reply.content["statistics"] = ConfigRecord({})
+        if reply.metadata.message_type == STATISTICS:
+            reply.content["statistics"] = ConfigRecord({})
 
     with pytest.raises(RuntimeError, match=r"none of 2 training clients sent the sums.*malformed"):
         run([A, B], change=lie)
