@@ -71,6 +71,26 @@ class Builder:
         return client
 
 
+def check_takes(client: Client, config: Config, info: Info) -> None:
+    """Raise ValueError if the client's network cannot take an input of the user's own data."""
+    name = client.model_name or str(config["model"])
+    network = build_model(
+        name, info.shape, info.num_outputs, int(config["seed"]), **options(config, name)
+    )
+    sample = client.share.everything[:1][0]
+    try:
+        with torch.no_grad():
+            network.eval()(sample)
+    except Exception as error:  # whatever code from outside raises
+        kind = "" if info.inputs is None else f" ({info.inputs.kind})"
+        raise ValueError(
+            f"model={name} cannot take an input of {info.name}, {sample.dtype} "
+            f"{tuple(sample.shape[1:])}{kind}: {str(error).partition(chr(10))[0]:.200}; give a "
+            "network that takes it, as model=module:NAME (tokens need an nn.Embedding), or declare "
+            "the data otherwise, by inputs="
+        ) from error
+
+
 def check_batches(client: Client, config: Config, method: str, info: Info) -> None:
     """Raise ValueError if a mini-batch of the client has a single sample, which its network cannot
     train on, since it normalises features over the mini-batch."""

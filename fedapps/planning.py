@@ -100,6 +100,9 @@ def configured(
     for key, values in experiment.grid.items():
         for value in values:
             override(config, {key: value})
+    if experiment.methods_by_default:
+        names = _serving(names, config)
+        methods = [method for method in methods if Variant.parse(method).method in names]
     labels = combinations(methods, experiment.grid, experiment.settings)
     for note in check_read(config, experiment.settings, labels, experiment.from_file):
         say(make_console(stderr=True), note)
@@ -112,6 +115,24 @@ def configured(
         if info.task == VALUES and base is None:
             config = _with_rate_of_values(config, Variant.parse(label).method, experiment)
     return config, labels
+
+
+def _serving(methods: list[str], config: "Config") -> list[str]:
+    """Those of the `methods`, which nobody named, that serve the task of the data. Prints which
+    ones do not."""
+    from fedapps.common.tasks import CLASSES
+    from partitions import task
+
+    kind = task(config).task
+    if kind == CLASSES:
+        return methods
+    from fedapps.methods import METHODS  # loads torch
+
+    left_out = [name for name in methods if kind not in METHODS[name].served_tasks]
+    if left_out:
+        note = f"left out, since they do not serve task={kind}: {', '.join(left_out)}"
+        say(make_console(stderr=True), note)
+    return [name for name in methods if name not in left_out]
 
 
 RATE_OF_VALUES = 1 / 30
@@ -203,7 +224,13 @@ def check(config: "Config") -> None:
     from flwr.app import Context, RecordDict
 
     from clients.models import sized
-    from fedapps.building import check_batches, client_models, method_model, with_public
+    from fedapps.building import (
+        check_batches,
+        check_takes,
+        client_models,
+        method_model,
+        with_public,
+    )
     from fedapps.clientapp import make_client
     from fedapps.engines.in_process_grid import simulated_node
     from fedapps.methods import METHODS
@@ -229,6 +256,8 @@ def check(config: "Config") -> None:
     for client_id in {*range(min(num_models, num_clients)), training_client}:
         node = dict(simulated_node(client_id, num_clients))
         client = make_client(Context(0, 0, node, RecordDict(), config), method)
+        if task(config).inputs is not None:
+            check_takes(client, config, task(config))
         if client_id == training_client and config["rounds"]:
             check_batches(client, config, method, task(config))
 

@@ -48,6 +48,7 @@ class Experiment:
     include: tuple[str, ...] = ()  # experiments that it consists of, see `parts`
     source: str = ""  # the file's text
     from_file: frozenset[str] = field(default=frozenset(), compare=False)  # keys of both
+    methods_by_default: bool = False  # nobody named the methods: those of the main job
 
     def __or__(self, other: "Experiment") -> "Experiment":
         """This one with what `other` says instead: a key with one value or several, and a common
@@ -67,6 +68,7 @@ class Experiment:
             other.include or self.include,
             other.source or self.source,
             (self.from_file - replaced) | other.from_file,
+            other.methods_by_default if other.methods else self.methods_by_default,
         )
 
     @property
@@ -146,7 +148,7 @@ def read_arguments(arguments: Sequence[str], *, main: bool = True) -> Experiment
 
 def main_job() -> Experiment:
     """The experiment of a command that names none. Results hold no copy of its file."""
-    return replace(read_experiment("main"), source="")
+    return replace(read_experiment("main"), source="", methods_by_default=True)
 
 
 def read_experiment(name: str) -> Experiment:
