@@ -135,6 +135,10 @@ class Encoding:
         feature: Feature, column: Column, cells: np.ndarray, source: str, notes: list[str]
     ) -> np.ndarray:
         """A column of 0 and 1 for each category (n, categories); unknown ones have none."""
+        if column.kind == NUMBER and not (cells % 1 > 0).any():  # codes without a leading zero
+            numbers, codes = np.unique(cells, return_inverse=True)
+            column = Column(column.name, CATEGORY, tuple(f"{number:.0f}" for number in numbers))
+            cells = np.where(np.isnan(cells), np.nan, codes)
         if column.kind != CATEGORY and not np.isnan(cells).all():
             raise ValueError(
                 f"{source}: column {column.name} holds a {column.kind}; the run takes one of the "

@@ -14,6 +14,7 @@ from fedapps.common.tasks import AUTO, BINARY, CLASSES, LABELS, VALUES
 
 MISSING_TEXTS = {"", "?", "na", "n/a", "nan", "<na>", "none", "null"}
 SIGNS = (-1, 1)
+LARGEST_VALUE = 1e30  # float32, in which networks compute, ends at 3.4e38
 LARGEST = 2**53  # whole decimals beyond it have no exact neighbour
 ONE_CLASS = "a label is one class for each sample, a whole number from 0 or a text"
 
@@ -65,6 +66,13 @@ def _concluded(rows: np.ndarray, source: str, notes: list[str]) -> np.ndarray:
     if _has_fractions(rows):
         notes.append(f"{source}: labels are decimals: task {VALUES} (regression)")
         return _values(rows, source)
+    gaps = np.argwhere(~np.isfinite(rows))
+    if len(gaps):
+        row, column = gaps[0]
+        raise ValueError(
+            f"{source}: row {row}, column {column} of the labels is {rows[row, column]}, one of "
+            f"{len(gaps)} that are no finite numbers; fill them in, or leave these rows out"
+        )
     raise ValueError(
         f"{source}: labels have {rows.shape[1]} columns of whole numbers; set task={VALUES} to "
         f"learn these numbers, task={LABELS} if they are 0 and 1, or give one class for each sample"
@@ -110,6 +118,10 @@ def _values(rows: np.ndarray, source: str) -> np.ndarray:
         raise ValueError(
             f"{source}: row {wrong[0]} has the label {rows[wrong[0]]}, one of {len(wrong)} that "
             "are no finite numbers; fill them in, or leave these rows out"
+        )
+    if np.abs(values).max(initial=0) > LARGEST_VALUE:
+        raise ValueError(
+            f"{source}: labels go up to {np.abs(values).max():g}; give them in a larger unit"
         )
     return values.reshape(len(values), -1)
 
@@ -282,8 +294,13 @@ def _whole(labels: np.ndarray, source: str) -> np.ndarray:
     gaps = np.flatnonzero(np.isnan(labels))
     if len(gaps):
         raise _missing(int(gaps[0]), labels[gaps[0]], source)
-    with np.errstate(invalid="ignore"):  # of infinity
-        wrong = np.flatnonzero((labels % 1 != 0) | (np.abs(labels) > LARGEST))
+    infinite = np.flatnonzero(np.isinf(labels))
+    if len(infinite):
+        raise ValueError(
+            f"{source}: row {infinite[0]} has the label {labels[infinite[0]]}, one of "
+            f"{len(infinite)} that are no finite numbers; fill them in, or leave these rows out"
+        )
+    wrong = np.flatnonzero((labels % 1 != 0) | (np.abs(labels) > LARGEST))
     if len(wrong):
         raise ValueError(
             f"{source}: labels are decimals such as {labels[wrong[0]]:g} (row {wrong[0]}); "
@@ -294,7 +311,13 @@ def _whole(labels: np.ndarray, source: str) -> np.ndarray:
 
 def _texts(labels: np.ndarray, source: str) -> np.ndarray:
     """Texts without marks of a missing value."""
-    texts = labels.astype(str)
+    try:
+        texts = labels.astype(str)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{source}: labels are bytes that are no ASCII text, such as {error.object!r:.40}; "
+            "give texts: np.char.decode(y, 'utf-8')"
+        ) from error
     for text in np.unique(texts):
         if str(text).strip().lower() in MISSING_TEXTS:
             raise _missing(int(np.flatnonzero(texts == text)[0]), str(text), source)

@@ -34,6 +34,7 @@ __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "
 
 Result = TypeVar("Result")
 _KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
+OWN = "own data"  # the summary of a user's data
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         name,
         shape,
         count,
-        "own data",
+        OWN,
         scale=scale,
         classes=raw.classes,
         columns=columns,
@@ -393,15 +394,37 @@ def _checked(entry: Info, raw: Raw, origin: str, key: str = "") -> Dataset:
     if entry.task in (LABELS, VALUES):
         return _dataset(entry, raw, key, np.float32 if entry.task == LABELS else np.float64)
     if (raw.y == UNLABELED).all():
+        columns = entry.inputs.names if entry.inputs is not None else ()
+        which = f"; its columns: {', '.join(columns):.500}" if columns else ""
         raise ValueError(
             f"{origin}: holds no labels (y, folders of classes, or a column: label=NAME names it)"
+            f"{which}"
         )
+    if entry.summary == OWN:
+        _check_own_classes(raw, origin)
     if not 0 <= raw.y.min() <= raw.y.max() < entry.num_classes:
         raise ValueError(
             f"{origin}: labels {raw.y.min()}…{raw.y.max()} lie outside 0…{entry.num_classes - 1}; "
             f"every label must be a whole number from 0 to {entry.num_classes - 1}"
         )
     return _dataset(entry, raw, key, np.int64)
+
+
+def _check_own_classes(raw: Raw, origin: str) -> None:
+    """Raise ValueError for classes below 0, and if all samples have one class."""
+    row = int(raw.y.argmin())
+    if raw.y[row] < 0:
+        raise ValueError(
+            f"{origin}: row {row} has the label {raw.y[row]}; number the classes from 0 on, give "
+            f"them as texts, leave out rows without a label, or set task={VALUES} to learn these "
+            "numbers"
+        )
+    if raw.y.min() == raw.y.max():
+        name = raw.classes[raw.y[0]] if raw.classes else raw.y[0]
+        raise ValueError(
+            f"{origin}: all {len(raw.y)} samples have the label {name}; there is nothing to learn: "
+            "add samples of another class"
+        )
 
 
 def _dataset(entry: Info, raw: Raw, key: str, kind: type[np.generic]) -> Dataset:

@@ -144,9 +144,9 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_bytes_in_a_column_are_pixels(tmp_path):
-    """As in an .npz, whole numbers from 0 to 255 are bytes of any type, and floats float32."""
+    """As in an .npz, whole numbers from 0 to 255 are bytes of any type."""
     pixels = np.arange(16).reshape(4, 2, 2) * 17
-    for kind, read in (("uint8", np.uint8), ("int32", np.uint8), ("float64", np.float32)):
+    for kind in ("uint8", "int32", "float64"):
         for name, feature in (
             ("array", datasets.Array2D((2, 2), kind)),
             ("lists", datasets.Sequence(datasets.Sequence(datasets.Value(kind)))),
@@ -156,7 +156,7 @@ def test_bytes_in_a_column_are_pixels(tmp_path):
             folder = tmp_path / f"{kind}-{name}"
             datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
             raw = read_local(folder, inputs="image")
-            assert raw.x.dtype == read, name
+            assert raw.x.dtype == np.uint8, name
             assert raw.x.reshape(-1).tolist() == pixels.reshape(-1).tolist()
 
 

@@ -59,11 +59,19 @@ def test_a_tables_numbers_stay_as_they_are(tmp_path, caplog, kind):
 
 def test_large_floats_in_images_are_warned_of(tmp_path, caplog):
     """Standardized ones are not large."""
-    for value, said in ((3.5, 0), (255, 1)):
+    for value, said in ((3.5, 0), (254.5, 1)):
         np.savez(tmp_path / "d.npz", x=np.full((2, 4, 6), value, np.float32), y=[0, 1])
         assert read_local(tmp_path / "d.npz", inputs="image").x.max() == value
         assert len(caplog.records) == said
-    assert "floats from 255 to 255; only bytes" in caplog.text
+    assert "floats from 254.5 to 254.5; only bytes" in caplog.text
+    assert "divide these, or set standardize=training-clients" in caplog.text
+
+
+def test_bytes_that_were_stored_as_floats_are_bytes(tmp_path, caplog):
+    np.savez(tmp_path / "d.npz", x=np.full((2, 4, 6), 255.0), y=[0, 1])
+    raw = read_local(tmp_path / "d.npz", inputs="image")
+    assert raw.x.dtype == np.uint8 and raw.x.max() == 255
+    assert "whole floats up to 255; they are divided by 255, as bytes are" in caplog.text
 
 
 def test_a_fourth_channel_may_be_the_last():
@@ -132,7 +140,7 @@ def test_labels_from_1_are_classes_that_keep_their_numbers(tmp_path, caplog):
 
 def test_labels_below_0_are_refused_with_what_is_allowed(tmp_path):
     config = saved(tmp_path / "d.npz", x=np.eye(3), y=[-1, 0, 1])
-    words = r"labels -1…1 lie outside 0…1; every label must be a whole number from 0 to 1"
+    words = "row 0 has the label -1; number the classes from 0 on, give them as texts, leave out"
     with pytest.raises(ValueError, match=words):
         configured(config)
 

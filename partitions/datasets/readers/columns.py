@@ -1,6 +1,8 @@
 """A column of a table as numbers: its cells say its kind, or it is refused by name."""
 
 import re
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,9 @@ DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ]\d{1,2}:\d{2}.*)?"
     r"|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ]\d{1,2}:\d{2}.*)?"
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+    r"|\d{1,2}[. -]+[^\W\d]{3,9}[., -]+\d{2,4}|[^\W\d]{3,9}[. ]+\d{1,2}[., ]+\d{4}"  # 1 Mar 2020
 )
+LARGEST_NUMBER = 1e30  # float32, in which networks compute, ends at 3.4e38
 
 
 def read_column(name: str, series: Any) -> tuple[Column, np.ndarray]:
@@ -38,12 +42,15 @@ def read_column(name: str, series: Any) -> tuple[Column, np.ndarray]:
         return Column(name, TRUTH), series.to_numpy(np.float64, na_value=np.nan)
     if kind in "iuf":
         return _numbers(name, series.to_numpy(np.float64, na_value=np.nan))
-    if kind in "Mm":
+    if kind in "Mm" and series.notna().any():
         return _refused(name, _dates(name, str(series.dropna().iloc[0])), len(series))
     known = series.notna().to_numpy()
-    cells = series.to_numpy(dtype=object)
+    cells = np.array(series.to_numpy(dtype=object))  # a copy: pandas' own may be read-only
     if all(isinstance(cell, bool | np.bool_) for cell in cells[known]):
-        return Column(name, TRUTH), _filled(cells[known].astype(np.float64), known)
+        kind = TRUTH if known.any() else NUMBER
+        return Column(name, kind), _filled(cells[known].astype(np.float64), known)
+    if all(isinstance(cell, Real | Decimal) for cell in cells[known]):
+        return _numbers(name, _filled(cells[known].astype(np.float64), known))
     if not all(isinstance(cell, str) for cell in cells[known]):
         cells[known] = [str(cell) for cell in cells[known]]
     return _texts(name, cells, known)
@@ -76,12 +83,28 @@ def _numbers(name: str, values: np.ndarray) -> tuple[Column, np.ndarray]:
             f"(ignore={name})"
         )
         return Column(name, NUMBER, refusal=refusal), values
+    if refusal := out_of_range(values):
+        refusal = f"column {name} holds {refusal}, or leave the column out (ignore={name})"
+        return Column(name, NUMBER, refusal=refusal), values
     return Column(name, NUMBER, identifier=_identifier(name, values)), values
 
 
+def out_of_range(values: np.ndarray) -> str:
+    """What is wrong with numbers that float32 cannot scale, and what to write; "" if it can.
+    Numbers may be NaN."""
+    sizes = np.abs(values[~np.isnan(values)])
+    largest = float(sizes.max(initial=0))
+    if 0 < largest < 1 / LARGEST_NUMBER:
+        return f"no number above {largest:g}; give them in a smaller unit"
+    if largest > LARGEST_NUMBER:
+        return f"numbers up to {largest:g}; give them in a larger unit"
+    return ""
+
+
 def _identifier(name: str, values: np.ndarray) -> str:
-    """Why whole numbers seem to name their rows; "" if they do not."""
-    if len(values) < 2 or np.isnan(values).any() or (values % 1 != 0).any():
+    """Why whole numbers seem to name their rows; "" if they do not. Gaps say nothing."""
+    values = values[~np.isnan(values)]
+    if len(values) < 2 or (values % 1 != 0).any():
         return ""
     unique = np.unique(values)
     differs = len(unique) == len(values)
@@ -111,8 +134,8 @@ def _texts(name: str, cells: np.ndarray, known: np.ndarray) -> tuple[Column, np.
     refusal = _no_category(name, texts, rows, len(categories))
     if refusal:
         return Column(name, CATEGORY, column.categories, refusal=refusal), values
-    differs = len(categories) == len(texts) == len(cells)
-    if differs and (len(cells) >= MIN_UNIQUE or _has_name_of_identifier(name)):
+    differs = len(categories) == len(texts)
+    if differs and (len(texts) >= MIN_UNIQUE or _has_name_of_identifier(name)):
         reason = "its texts differ in every row"
         return Column(name, CATEGORY, column.categories, reason), values
     if len(categories) > MAX_CATEGORIES:

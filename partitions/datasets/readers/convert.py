@@ -17,11 +17,13 @@ from partitions.datasets.description import (
     Description,
 )
 from partitions.datasets.labels import Labels, check_binary, named, numbered
+from partitions.datasets.readers.columns import out_of_range
 from partitions.datasets.readers.raw import Raw, concatenate
 
 # What inputs with so many axes, that of the samples included, may be; the first by default.
 AXES = {2: (VECTOR, TOKENS), 3: (IMAGE, SIGNAL), 4: (IMAGE,)}
 MANY_CLASSES = 50  # above it, and with fewer samples of each than the next, labels may be values
+MANY_TEXTS = 20
 SAMPLES_OF_A_CLASS = 5
 MAX_FLOAT = 10.0  # larger floats in images are hardly scaled or standardized
 
@@ -37,20 +39,41 @@ def as_inputs(
     Tokens are int64. Vectors of float64 stay so, since they are scaled by column. Other inputs as
     `scaled_pixels`. With `whole`, the axes of a later client's inputs decide. Raises ValueError for
     inputs with several readings, and for those that are not what was declared."""
+    x = _numbers(x, source)
     kind = _kind(x, source, declared, whole)
     if kind == TOKENS:
         return _tokens(x, source), Description(TOKENS)
+    if kind in (VECTOR, SIGNAL) and x.dtype.kind == "f":
+        check_finite(x, source)
+        if wrong := out_of_range(x):
+            raise ValueError(f"{source}: inputs hold {wrong}")
     if kind == VECTOR and x.dtype == np.float64:
         check_size(x.nbytes, source)
-        check_finite(x, source)
         return x, Description(VECTOR)
     if kind == SIGNAL:
         if x.dtype != np.float64:
             x = x.astype(np.float32)
         check_size(x.nbytes, source)
-        check_finite(x, source)
         return x, Description(SIGNAL)
     return scaled_pixels(x, source, whole, notes), Description(kind)
+
+
+def _numbers(x: np.ndarray, source: Path | str) -> np.ndarray:
+    """Inputs (n, …) as numbers: truth values become 0 and 1. Raises ValueError for other types,
+    and for samples without an axis of their own."""
+    if x.dtype.kind == "b":
+        return x.astype(np.float32)
+    if x.dtype.kind not in "uif":
+        raise ValueError(
+            f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed, or a table "
+            "(.csv) with a column for each of them"
+        )
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise ValueError(
+            f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed, one number for "
+            "each sample as (n, 1): x[:, None]"
+        )
+    return x
 
 
 def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
@@ -154,12 +177,7 @@ def _are_bytes(x: np.ndarray, source: Path | str, remarks: list[str]) -> bool:
         return False
     low, high = x.min(), x.max()
     if x.dtype.kind == "f":
-        if max(-low, high) > MAX_FLOAT:
-            remarks.append(
-                f"{source}: images hold floats from {low:g} to {high:g}; only bytes (whole numbers "
-                "from 0 to 255) are divided by 255"
-            )
-        return False
+        return _float_bytes(x, source, float(low), float(high), remarks)
     if low < 0 or high > 255:
         raise ValueError(
             f"{source}: images hold whole numbers from {low} to {high}; give bytes from 0 to 255, "
@@ -170,6 +188,25 @@ def _are_bytes(x: np.ndarray, source: Path | str, remarks: list[str]) -> bool:
         "bytes are"
     )
     return True
+
+
+def _float_bytes(
+    x: np.ndarray, source: Path | str, low: float, high: float, remarks: list[str]
+) -> bool:
+    """Whether images of floats from `low` to `high` are bytes that were stored as floats."""
+    if max(-low, high) <= MAX_FLOAT:
+        return False
+    if low >= 0 and high <= 255 and (x % 1 == 0).all():
+        remarks.append(
+            f"{source}: images hold whole floats up to {high:g}; they are divided by 255, as bytes "
+            "are"
+        )
+        return True
+    remarks.append(
+        f"{source}: images hold floats from {low:g} to {high:g}; only bytes (whole numbers from 0 "
+        "to 255) are divided by 255: divide these, or set standardize=training-clients"
+    )
+    return False
 
 
 def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str = AUTO) -> Raw:
@@ -221,9 +258,15 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
 def _check_few_classes(y: np.ndarray, source: Path | str) -> None:
     """Raise ValueError for whole numbers that may be values as well as classes: many of them, with
     few samples each."""
+    count = len(np.unique(y))
+    if y.dtype.kind == "U" and count > MANY_TEXTS and len(y) < SAMPLES_OF_A_CLASS * count:
+        raise ValueError(
+            f"{source}: labels are {count} different texts such as {str(y[0])!r:.40} in {len(y)} "
+            f"samples; set task={CLASSES} if each is a class, and write numbers with a decimal "
+            "point and without a unit"
+        )
     if y.dtype.kind not in "iu":
         return
-    count = len(np.unique(y))
     if count > MANY_CLASSES and len(y) < SAMPLES_OF_A_CLASS * count:
         raise ValueError(
             f"{source}: labels are {count} different whole numbers in {len(y)} samples; set "

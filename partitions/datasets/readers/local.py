@@ -92,7 +92,9 @@ def _readable(path: Path) -> Iterator[None]:
     except Exception as error:  # zipfile and numpy raise many kinds of errors for damaged bytes
         reason = str(error)
         if "allow_pickle" in reason:  # numpy's message for all bytes that it does not know
-            reason = "it is damaged, or holds Python objects"
+            reason = (
+                "it is damaged, or holds Python objects: save texts as np.array(texts, dtype=str)"
+            )
         raise ValueError(
             f"{path} is no whole {path.suffix or 'folder'} of plain data ({reason})"
         ) from error

@@ -1,7 +1,9 @@
 """Tables: a CSV file, or splits of the `datasets` library."""
 
+import codecs
 import csv
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,23 +32,25 @@ FEATURES = ("x", "features", "embedding", "input")  # names of a column of lists
 NATURAL = ("string", "large_string", "int64")  # types of natural columns
 TEXTS = ("string", "large_string")
 SEPARATORS = (",", ";", "\t")
+OTHER_SEPARATOR = re.compile(r"[|:]| +(?=\S)")
+SEP_LINE = re.compile(r"sep=.\r?\n")
+DECIMAL = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+CODE = re.compile(r"0\d+")
+LEADING_ZERO = re.compile(r"[\s,;\"]0\d")
 
 
 def read_csv(path: Path, notes: list[str]) -> Any:
     """A CSV file with a header as a DataFrame.
 
     Cells are separated by commas, semicolons or tabs; decimals have a point, or a comma where cells
-    are separated otherwise. The text is UTF-8, else Windows-1252, which Latin-1 is a part of."""
+    are separated otherwise. The text is UTF-8, or UTF-16 with a mark; else Windows-1252, which
+    Latin-1 is a part of. Numbers with leading zeros, as in postal codes, stay texts."""
     import pandas
 
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = path.read_bytes().decode("cp1252", errors="replace")
-        notes.append(f"{path}: the file is not UTF-8; it is read as Windows-1252 (Latin-1)")
-    except OSError as error:
-        raise ValueError(f"{path} is no CSV file with a header ({error})") from error
-    separator = _separator(text)
+    text = _decoded(path, notes)
+    if declared := SEP_LINE.match(text):  # a line for Excel
+        text = text[declared.end() :]
+    header, separator = _header(text, path)
     if separator != ",":
         shown = "tabs" if separator == "\t" else "semicolons"
         notes.append(f"{path}: cells are separated by {shown}")
@@ -55,32 +59,102 @@ def read_csv(path: Path, notes: list[str]) -> Any:
             # A warning means that pandas drops cells.
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             frame = pandas.read_csv(
-                io.StringIO(text), sep=separator, index_col=False, na_values=["?"]
+                io.StringIO(text),
+                sep=separator,
+                index_col=False,
+                na_values=["?"],
+                dtype=_codes(text, header, separator),
             )
     except pandas.errors.ParserWarning as error:
         raise ValueError(
             f"{path}: rows have more cells than the header; separate cells by commas, semicolons "
             "or tabs (decimals with a comma need one of the last two), and name each column"
         ) from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, csv.Error) as error:
         raise ValueError(f"{path} is no CSV file with a header ({error})") from error
     if not len(frame):
         raise ValueError(f"{path} has a header and no rows; add a row for each sample")
     frame.columns = [str(name).strip() for name in frame.columns]
     _check_names(frame, path)
     if separator != ",":
-        for name in frame.columns:
-            frame[name] = decimal_comma(frame[name])
+        _convert_commas(frame, path)
     return frame
 
 
-def _separator(text: str) -> str:
-    """The mark that separates most cells of the header."""
-    header = text.lstrip().partition("\n")[0]
-    counts = {}
+def _decoded(path: Path, notes: list[str]) -> str:
+    """The text of a file, in one of the usual encodings."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} is no CSV file with a header ({error})") from error
+    try:
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return content.decode("utf-16")
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        notes.append(f"{path}: the file is not UTF-8; it is read as Windows-1252 (Latin-1)")
+        return content.decode("cp1252", errors="replace")
+
+
+def _header(text: str, path: Path) -> tuple[list[str], str]:
+    """The names in the first line, and the mark that separates most of them. Raises ValueError for
+    two columns of one name, which pandas would rename, and for a line of numbers."""
+    lines = text.lstrip("\r\n").splitlines()[:1]
+    rows = {}
     for mark in SEPARATORS:
-        counts[mark] = len(next(csv.reader([header], delimiter=mark), []))
-    return max(SEPARATORS, key=lambda mark: counts[mark])
+        rows[mark] = next(csv.reader(lines, delimiter=mark), [])
+    separator = max(SEPARATORS, key=lambda mark: len(rows[mark]))
+    names = [name.strip() for name in rows[separator]]
+    other = OTHER_SEPARATOR.search(names[0]) if len(names) == 1 else None
+    if other:
+        raise ValueError(
+            f"{path}: the header is one name, {names[0]!r:.80}; separate cells by commas, "
+            f"semicolons or tabs, not by {other[0]!r}"
+        )
+    if any(DECIMAL.fullmatch(name) for name in names):
+        raise ValueError(
+            f"{path}: the first line holds numbers such as {names[0]!r:.40}; add a line of the "
+            "columns' names before it"
+        )
+    for name in names:
+        if name and names.count(name) > 1:
+            raise ValueError(f"{path}: two columns are called {name!r}; rename one of them")
+    return names, separator
+
+
+def _codes(text: str, header: list[str], separator: str) -> dict[str, type]:
+    """The columns with whole numbers that begin with 0 and have further digits, as texts."""
+    if not LEADING_ZERO.search(text):
+        return {}
+    coded: dict[str, type] = {}
+    rows = csv.reader(io.StringIO(text.lstrip("\r\n"), newline=""), delimiter=separator)
+    next(rows, None)
+    for row in rows:
+        for name, cell in zip(header, row, strict=False):
+            if name not in coded and CODE.fullmatch(cell.strip()):
+                coded[name] = str
+    return coded
+
+
+def _convert_commas(frame: Any, path: Path) -> None:
+    """Make numbers of the columns with decimal commas. Raises ValueError where other columns of the
+    file have a point, which may separate decimals or thousands."""
+    points = [name for name in frame.columns if frame[name].dtype.kind == "f"]
+    converted = []
+    for name in frame.columns:
+        if name in points:
+            continue
+        frame[name] = decimal_comma(frame[name])
+        if frame[name].dtype.kind == "f":
+            converted.append(name)
+    for name in points:
+        numbers = frame[name].dropna()
+        decimals = numbers[numbers % 1 != 0]
+        if converted and len(decimals):
+            raise ValueError(
+                f"{path}: column {converted[0]} has a decimal comma, but column {name} has a point "
+                f"({decimals.iloc[0]:g}), which may separate thousands; write all numbers alike"
+            )
 
 
 def _check_names(frame: Any, path: Path) -> None:
