@@ -19,6 +19,7 @@ from partitions.datasets.readers.hub import LABELS as LABEL_NAMES
 from partitions.parts import LARGEST_WHOLE, Part, packed
 from partitions.shares import check_columns
 
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has few operations for them
 INPUTS = ("x", "input", "inputs", *IMAGES)
 FORMS = f"items are (x, y), x, or mappings with one of {', '.join(INPUTS)}"
 
@@ -314,7 +315,12 @@ def say_gaps(x: Tensor) -> None:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """An array of a tensor, an array, a list or a number."""
+    """An array of a tensor, an array, a list or a number. Raises ValueError for masked cells."""
+    if np.ma.is_masked(value):
+        raise ValueError(
+            f"an array has {np.ma.count_masked(value)} masked cells; fill them, as x.filled(0), or "
+            "leave these samples out"
+        )
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
@@ -328,7 +334,7 @@ def as_tensor(value: Any) -> Tensor:
                 f"inputs are {value.layout} tensors of {value.dtype}; give dense ones of real "
                 "numbers, such as x.to_dense()"
             )
-        return value
+        return value.to(torch.int64) if value.dtype in UNSIGNED else value
     if hasattr(value, "toarray"):  # of scipy
         raise ValueError(f"inputs are {type(value).__name__}; give a dense array: x.toarray()")
     if hasattr(value, "getbands"):  # of Pillow
@@ -336,7 +342,9 @@ def as_tensor(value: Any) -> Tensor:
 
         picture: Tensor = to_tensor(value)
         return picture
-    array = np.asarray(value)
+    array = as_array(value)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
     if not array.ndim:
         raise TypeError(f"{value!r:.80} is no array")
     if array.dtype.kind not in "biuf":

@@ -19,7 +19,7 @@ from torch.utils.data import (
 from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
 from partitions.items import from_batch, from_items, from_tensors
-from partitions.reading import Form, is_list_of_numbers, is_table, of_table
+from partitions.reading import Form, as_array, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
 
 FORMS = (
@@ -179,12 +179,19 @@ def _are_inputs_and_labels(given: Any) -> bool:
     x, y = given
     if isinstance(x, ARRAYS) or is_table(x) or is_list_of_numbers(x):
         return isinstance(y, ARRAYS) or _is_column(y)
+    if _is_list_of_arrays(x):
+        return _is_column(y) or (_is_list_of_arrays(y) and not y[0].ndim)
     several = isinstance(x, Mapping) or (isinstance(x, tuple) and _is_tensors(x))
     return several and _is_column(y)
 
 
 def _is_tensors(given: tuple[Any, ...]) -> bool:
     return bool(given) and all(isinstance(part, ARRAYS) for part in given)
+
+
+def _is_list_of_arrays(x: Any) -> bool:
+    """Whether it is a list of arrays, one for each sample."""
+    return isinstance(x, list) and bool(x) and all(isinstance(row, ARRAYS) for row in x)
 
 
 def _is_column(y: Any) -> bool:
@@ -227,6 +234,14 @@ def _samples(part: Any, form: Form) -> Samples:
 
 def _as_inputs(x: Any) -> Any:
     """Inputs as they are; of lists an array. Raises ValueError for rows of different lengths."""
+    if _is_list_of_arrays(x):
+        shapes = sorted({tuple(row.shape) for row in x})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"inputs are arrays of the shapes {shapes[0]} and {shapes[1]}; give all samples "
+                "one shape, or a DataLoader whose collate_fn does"
+            )
+        return np.stack([as_array(row) for row in x])
     if not isinstance(x, list):
         return x
     lengths = {len(row) for row in x if isinstance(row, list)}

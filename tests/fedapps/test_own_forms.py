@@ -56,6 +56,7 @@ FORMS = {
     "arrays": (X.numpy(), Y.numpy()),
     "columns": {"x": X.numpy(), "sick": Y.tolist()},
     "columns of numbers": table_columns() | {"sick": Y.numpy()},
+    "lists of arrays": (list(X.numpy()), list(Y)),
     "items": list(zip(X, Y.tolist(), strict=True)),
     "rows": TABLE.to_dict("records"),
     "datasets": Dataset.from_pandas(TABLE),
@@ -279,3 +280,20 @@ def test_a_model_and_a_collator_of_transformers_work_as_they_are():
     )
     assert not any(name.startswith("head.") for name in arrays)
     assert scores["train-accuracy"] > 0.8
+
+
+def test_whole_numbers_of_any_type_are_inputs():
+    whole = (X * 9).long()
+    expected = trained(((whole, Y), (whole, Y)))
+    for kind in (np.uint16, np.uint32, np.uint64, np.int8):
+        x = whole.numpy().astype(kind)
+        assert_same(trained(((x, Y), (x, Y))), expected)
+    x = whole.to(torch.uint16)
+    assert_same(trained(((x, Y), (x, Y))), expected)
+
+
+def test_masked_cells_are_refused():
+    """numpy would give the values behind the mask."""
+    masked = np.ma.masked_greater(X.numpy(), 0.9)
+    with pytest.raises(RuntimeError, match=r"\d+ masked cells; fill them, as x.filled\(0\), or"):
+        trained((masked, Y))
