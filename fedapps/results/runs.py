@@ -289,8 +289,12 @@ def federation_of(runs: "DataFrame") -> str:
     words = []
     for key, unit in (("dataset", ""), ("partition", ""), ("num-clients", " clients")):
         values = {str(config[key]) for config in runs.config}
-        if len(values) == 1:
-            words.append(f"{values.pop()}{unit}")
+        if len(values) != 1:
+            continue
+        value = values.pop()
+        if Path(value).is_absolute():  # a user's data, which differ by their whole path
+            value = Path(value).name
+        words.append(f"{value}{unit}")
     return ", ".join(words)
 
 
