@@ -240,6 +240,7 @@ def check(config: "Config") -> None:
 
     method = check_method(config["method"])
     check_task(config, method)
+    check_tokens(config)
     privacy = check_run(config)
     strategy = construct(METHODS[method].strategy, config=config, method=method, privacy=privacy)
     networks = {str(config["model"]), *client_models(config)}
@@ -286,6 +287,23 @@ def check_task(config: "Config", method: str) -> None:
         raise ValueError(
             f"report-generalization-bound is a bound of the error of classes; the task of "
             f"{info.name} is {info.task!r}"
+        )
+
+
+def check_tokens(config: "Config") -> None:
+    """Raise ValueError if inputs are tokens and the network is one of the package's, which take
+    numbers."""
+    from clients.models.registry import NETWORKS
+    from partitions import task
+    from partitions.datasets.description import TOKENS
+
+    info = task(config)
+    model = str(config["model"])
+    if info.inputs is not None and info.inputs.kind == TOKENS and model in NETWORKS:
+        raise ValueError(
+            f"inputs are tokens, and model is {model!r}, which takes numbers; set model to your "
+            "own network that begins with torch.nn.Embedding, as my_lab.nets:Words, or "
+            "inputs=vector if the whole numbers are quantities"
         )
 
 

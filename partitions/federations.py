@@ -556,9 +556,10 @@ def _inputs_text(info: Info) -> str:
         return f"{shape[0]} tokens each"
     if len(shape) == 1:
         return f"vectors of {shape[0]} columns"
+    channels = f"{shape[0]} channel{'s' * (shape[0] > 1)}"
     if kind == SIGNAL:
-        return f"signals of {shape[0]} channels and {shape[1]} steps"
-    return f"images of {shape[0]} channels and {'×'.join(map(str, shape[1:]))} pixels"
+        return f"signals of {channels} and {shape[1]} steps"
+    return f"images of {channels} and {'×'.join(map(str, shape[1:]))} pixels"
 
 
 def _labels_text(info: Info) -> str:

@@ -115,7 +115,7 @@ def test_what_is_said_of_data_is_said_in_each_process(tmp_path, caplog):
         described(config)
         one_hot, unused = (message.rpartition("d.npz: ")[2] for message in caplog.messages)
         assert one_hot == "labels are one-hot: 2 classes"
-        assert unused == "arrays are left out (they have no entry for each sample): size"
+        assert unused == "arrays are left out (they hold no single value for each sample): size"
         caplog.clear()
         _own.cache_clear()
 

@@ -82,7 +82,19 @@ def read_files(
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
         return read_table(loaded, path, size, whole, label, task, inputs)
+    _check_no_tables(path)
     return read_pictures(path, size, label, whole)
+
+
+def _check_no_tables(folder: Path) -> None:
+    """Raise ValueError for a folder of CSV files alone, such as one for each hospital."""
+    files = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    if files and all(path.suffix == ".csv" for path in files):
+        raise ValueError(
+            f"{folder} holds {len(files)} CSV files, such as {files[0].name}, and no images; write "
+            "their rows into one file, with a column that names the client; then "
+            "partition=natural partition.column=NAME makes each file a client"
+        )
 
 
 @contextmanager
@@ -124,7 +136,7 @@ def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str) -> Raw:
     used = {f"x{ending}" for ending in endings} | {f"{y_name}{ending}" for ending in endings}
     unused = sorted(arrays.keys() - used - parts[0].columns.keys())
     if unused:
-        why = "they have no entry for each sample" if endings == [""] else "of splits"
+        why = "they hold no single value for each sample" if endings == [""] else "of splits"
         notes.append(f"{path}: arrays are left out ({why}): {', '.join(unused)}")
     raw = joined(parts, path, later=whole, task=task)
     return raw.noted(*notes)
