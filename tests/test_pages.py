@@ -74,7 +74,7 @@ def test_pages_are_short(page):
 
 def masked(text):
     """What a cell prints, without its numbers and the widths of its columns."""
-    return re.sub(r"[\s─━-]+", " ", re.sub(r"\d+(\.\d+)?", "0", text)).strip()
+    return re.sub(r"[\s─━-]+", " ", re.sub(r"−?\d+(\.\d+)?", "0", text)).strip()
 
 
 def shown(text):
