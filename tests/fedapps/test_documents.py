@@ -10,9 +10,10 @@ import pytest
 from small_runs import federate
 
 from experiments import method_pages
-from fedapps.common.tasks import ALL_TASKS
+from fedapps.common.tasks import ALL_TASKS, TASKS
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
+from partitions.datasets.description import KINDS, SCALED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md").read_text("utf-8")
 ROLES = ("train", "novel")
@@ -43,6 +44,22 @@ def test_the_first_pages_count_the_methods():
     root = Path(__file__).parents[2]
     for page in ("README.md", "docs/index.md"):
         assert re.findall(r"(\d+) methods", (root / page).read_text("utf-8")) == [str(len(METHODS))]
+
+
+def test_the_page_of_tasks_has_each_task_and_each_kind_of_input():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text("utf-8")
+    rows = re.findall(r"^\| `.*", section(page, "Tasks"), re.M)
+    expected = []
+    for task in TASKS.values():
+        scores = ", ".join(f"`{name}`" for name in task.scores)
+        expected.append(f"| `{task.name}` | {task.summary} | {task.loss} | {scores} |")
+    assert rows[1:] == expected  # below the head
+    kinds = re.findall(r"^\| `(\w+)` \| (.*) \| (\w+).*\|$", section(page, "Kinds of inputs"), re.M)
+    assert {name: text for name, text, _ in kinds[1:]} == KINDS
+    assert {name for name, _, scaled in kinds if scaled == "by"} == {*SCALED}
+    named = re.findall(r"\| `([\w-]+)=\w", section(page, "Where each is declared"))
+    assert {"task", "label", "scores", "inputs", "columns", "ignore", "missing", "head"} <= {*named}
+    assert {*named} <= {*defaults()}
 
 
 def test_every_method_has_a_page_with_its_paper_and_settings(pages):
