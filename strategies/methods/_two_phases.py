@@ -26,8 +26,7 @@ class TwoPhases(FedAvg):
         self.begun = False  # whether the second phase has begun
         self.started: set[int] = set()  # ids of the clients that have the other arrays
 
-    @classmethod
-    def travels(cls, name: str) -> bool:
+    def travels(self, name: str) -> bool:
         """Whether the array `name` travels in the second phase."""
         raise NotImplementedError
 

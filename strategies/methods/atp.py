@@ -22,8 +22,7 @@ class ATP(TwoPhases):
         "atp", "learn rates of adaptation for a fixed network", offers=("adaptation-rates",)
     )
 
-    @classmethod
-    def travels(cls, name: str) -> bool:
+    def travels(self, name: str) -> bool:
         """Only the rates."""
         return name == RATES
 

@@ -1,41 +1,44 @@
-"""LG-FedAvg server (Liang et al., 2020): FedAvg of the whole model, then of the head alone.
+"""LG-FedAvg server (Liang et al., 2020): FedAvg of the whole model, then of the shared layers.
 
 A run that continues a second phase starts in it. Names on the wire: up to round `fedavg_rounds`
-every name both ways, then the head both ways, and once the body of FedAvg's last model to each
-client. A client that has a body keeps it. Departs from the authors' code: means are weighted by
-sample counts, not equal. Novel clients are not served, as they would need labels to train a
+every name both ways, then the shared layers both ways, and once the body of FedAvg's last model to
+each client. A client that has a body keeps it. Departs from the authors' code: means are weighted
+by sample counts, not equal, and by default the head alone is shared, see
+`clients.methods.lgfedavg`. Novel clients are not served, as they would need labels to train a
 body."""
 
 from collections.abc import Sequence
 
 from clients.core.arrays import Arrays
-from clients.methods.lgfedavg import HEAD, OWN_BODIES
+from clients.methods.lgfedavg import OWN_BODIES, SHARED_LAYERS, prefixes
 from strategies.core.replies import Node, Requirement
 from strategies.methods._two_phases import TwoPhases
 
 
 class LGFedAvg(TwoPhases):
-    """`fedavg_rounds` rounds of FedAvg, then the head alone."""
+    """`fedavg_rounds` rounds of FedAvg, then the `shared_layers` alone."""
 
     phase_key = OWN_BODIES
     requires = Requirement(
         "lg-fedavg", "keep a body of their own under a shared head", offers=("personal-body",)
     )
 
-    @classmethod
-    def travels(cls, name: str) -> bool:
-        """Only the head."""
-        return name.startswith(HEAD)
+    shared_layers = SHARED_LAYERS
+
+    def travels(self, name: str) -> bool:
+        """Only the shared layers."""
+        return name.startswith(prefixes(self.shared_layers))
 
     def initialize(self, arrays: Arrays) -> Arrays:
-        """The initial model. Raises ValueError if it has no head."""
-        if not self.part(arrays):
-            raise ValueError(
-                f"lg-fedavg needs a model with {HEAD!r} arrays, not {list(arrays)}; "
-                f"use `{LGFedAvg.requires.usage}`"
-            )
+        """The initial model. Raises ValueError if it lacks a shared layer."""
+        for prefix in prefixes(self.shared_layers):
+            if not any(name.startswith(prefix) for name in arrays):
+                raise ValueError(
+                    f"lg-fedavg needs a model with {prefix!r} arrays, not {list(arrays)}; "
+                    f"use `{LGFedAvg.requires.usage}`"
+                )
         return arrays
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The head for clients that have a body, else the whole model."""
+        """The shared layers for clients that have a body, else the whole model."""
         return self.by_node(arrays, nodes)

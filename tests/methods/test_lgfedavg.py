@@ -2,8 +2,11 @@ import json
 
 import numpy as np
 import pytest
-from small_runs import SMALL, federate, update
+from small_runs import SMALL, federate, share, update
 
+from clients.core.arrays import model_arrays
+from clients.methods.lgfedavg import OWN_BODIES, LGFedAvgClient
+from clients.models.networks import MLP
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
@@ -44,6 +47,50 @@ def test_names_on_the_wire_in_both_phases():
         ("train", "up", 4): HEAD,
     }
     assert grid.names["evaluate", "down", 4] == [HEAD] * 3
+
+
+def test_the_authors_layers_of_cifar_are_shared_under_personal_ones():
+    """Their `weight_keys` ends with both convolutions, of which --num_layers_keep 2 shares both;
+    fully connected layers, the last one too, stay on the client."""
+    config = SMALL | {"method": "lg-fedavg", "rounds": 2, "lg-fedavg.fedavg-rounds": 1}
+    config |= {"model": "convnet-small", "lg-fedavg.shared-layers": "conv1, conv2"}
+    grid = Watched.simulation(app, config, 6)
+    grid.names = {}
+    result = run(grid, config, "in-process")
+    convolutions = {f"conv{i}.{part}" for i in (1, 2) for part in ("weight", "bias")}
+    assert grid.names["train", "up", 1] == [{*result.arrays}] * 3
+    assert grid.names["train", "up", 2] == [convolutions] * 3
+    assert grid.names["evaluate", "down", 2] == [convolutions] * 3
+
+
+def test_personal_layers_are_trained_and_kept():
+    """Of MLP(1, 1) with layers.0 and the head; after a step each array has moved, the shared first
+    layer is in the reply and the head in the state."""
+    model = MLP((1,), 2, (1,))
+    client = LGFedAvgClient(model, share([[1.0]] * 2, [0, 1]), shared_layers="layers.0")
+    sent = {n: np.ones_like(a) for n, a in model_arrays(model).items()}
+    reply, _, _ = client.train(sent, {OWN_BODIES: True})
+    assert reply.keys() == {"layers.0.weight", "layers.0.bias"}
+    kept = {name.removeprefix("personal/") for name in client.state}
+    assert kept == {"head.weight", "head.bias"}
+    client.load({name: np.full_like(a, 3) for name, a in reply.items()})
+    assert model.layers[0].weight.item() == 3
+    np.testing.assert_array_equal(
+        model.head.weight.detach().numpy(), client.state["personal/head.weight"]
+    )
+
+
+@pytest.mark.parametrize("layers", ["conv9", "", "conv1,fc1"])
+def test_a_shared_layer_that_the_network_lacks_is_refused(layers):
+    """The whole configuration, before anything runs."""
+    changes = {"method": "lg-fedavg", "model": "convnet", "lg-fedavg.shared-layers": layers}
+    with pytest.raises(ValueError, match="each of its entries must be a layer of ConvNet"):
+        federate(**changes)
+
+
+def test_all_layers_shared_are_no_lg_fedavg():
+    with pytest.raises(ValueError, match="only shared layers"):
+        federate(method="lg-fedavg", **{"lg-fedavg.shared-layers": "layers,head"})
 
 
 def test_the_round_that_is_reported_has_bodies_of_their_own(tmp_path):
