@@ -24,9 +24,11 @@ LR = 0.05
 
 
 def a_distances(exchanges: Exchanges, novel: Nodes, training: Nodes) -> np.ndarray:
-    """d (novel, training), each in [0, 2]; NaN for a pair if one of its clients did not answer.
+    """d (novel, training), each in [−2, 2]; NaN for a pair if one of its clients did not answer.
 
-    Inputs have the size that is most common among the clients' properties ``input-size``."""
+    The distance itself is at least 0; an estimate for inputs that cannot be distinguished is below
+    0 as often as above, because err is of few held-out inputs. Inputs have the size that is most
+    common among the clients' properties ``input-size``."""
     sizes = most_common([*novel, *training], "input-size")
     if sizes is None:
         return np.full((len(novel), len(training)), np.nan)
@@ -40,7 +42,7 @@ def a_distances(exchanges: Exchanges, novel: Nodes, training: Nodes) -> np.ndarr
         optimizer.step()
     error = _mean_of_sides(exchanges, w, novel, training, "error")
     error = np.clip(error, 0.0, 1.0)  # clients are not trusted
-    return np.maximum(2 * (1 - 2 * error), 0.0)
+    return np.asarray(2 * (1 - 2 * error))
 
 
 def _mean_of_sides(

@@ -151,7 +151,8 @@ class Evaluation:
         if self._half_distance is None and novel:
             distances = a_distances(strategy.exchanges, novel, strategy.training_nodes())
             if np.isfinite(distances).any():
-                self._half_distance = float(np.nanmean(distances)) / 2
+                # A distance is at least 0, whatever its estimate.
+                self._half_distance = float(np.nanmean(np.maximum(distances, 0.0))) / 2
         return self._half_distance
 
 

@@ -169,7 +169,10 @@ class PFLEnsemble(PFL):
 
 
 class PFLNearest(PFL):
-    """A novel client gets the model of the nearest training client, in A-distance."""
+    """A novel client gets the model of the nearest training client, in A-distance.
+
+    Distances are the estimates 2(1 − 2 err), also below 0: of two clients whose inputs cannot be
+    distinguished from the novel client's, the one with the larger error is nearer."""
 
     persistent_attributes = ("nearest",)
     requires = Requirement(
@@ -198,7 +201,7 @@ class PFLNearest(PFL):
             distances = a_distances(self.exchanges, new, training)
             for node, row in zip(new, distances, strict=True):
                 if np.isfinite(row).any():
-                    self.nearest[node.client] = training[int(np.nanargmin(row))].client
+                    self.nearest[node.client] = self._nearest_of(node, row, training).client
         offers = {}
         for node in novel:
             start = f"{self.nearest.get(node.client)}/"
@@ -206,6 +209,14 @@ class PFLNearest(PFL):
             if model:
                 offers[node] = model
         return offers
+
+    def _nearest_of(self, node: Node, distances: np.ndarray, training: Sequence[Node]) -> Node:
+        """The training client at the smallest of the distances (training,), which may be NaN.
+        Among equally near ones the seed draws: errors of few inputs are often equal, and the first
+        client would be the nearest of most."""
+        nearest = np.flatnonzero(distances == np.nanmin(distances))
+        generator = np.random.default_rng(seed_of(self.seed, "nearest", node.client))
+        return training[int(generator.choice(nearest))]
 
 
 def _owner(name: str) -> int:

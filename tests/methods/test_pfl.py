@@ -97,6 +97,24 @@ def test_a_distance_by_hand_for_every_pair():
     assert [w.shape for w in last.values()] == [(3, 4)] * 2 + [(2, 4)] * 3
 
 
+def test_an_error_above_a_half_is_a_distance_below_zero():
+    """Errors 0.6 and 0.8 of a pair: 2(1 − 2·0.7) = −0.8. Beyond 1 an error counts as 1: −2."""
+    nodes = [Node(c, 50 + c, c < 1, {"input-size": 1}) for c in range(3)]
+
+    def exchange(action, payloads, config, like):
+        replies = []
+        for node, arrays in payloads.items():
+            error = (
+                np.array([0.6, 7.0]) if node.novel else np.array([0.8 if node.client < 2 else 7])
+            )
+            gradient = np.zeros_like(arrays["weights"])
+            replies.append(Update(node, {"gradient": gradient, "error": error}, 1, {}))
+        return replies
+
+    d = a_distances(at_once(exchange), nodes[:1], nodes[1:])
+    np.testing.assert_allclose(d, [[-0.8, -2.0]], rtol=1e-6)
+
+
 def novel_with(cls, *weights):
     """A novel client with the input 1, label 0, that was sent models of these two weights."""
     own = replace(share(torch.ones(1, 1), [0]), novel=True)
@@ -204,6 +222,23 @@ def test_nearest_by_hand(monkeypatch):
     assert offered(novel[:2]) == {7: {"5/w": 5}, 8: {"1/w": 1}}
     strategy.nodes = novel
     assert offered(novel) == {7: {"5/w": 5}, 8: {"1/w": 1}, 9: {"5/w": 5}}
+
+
+def test_the_nearest_of_equally_near_clients_is_drawn():
+    """Clients 1, 5 and 12 at distances −0.2, NaN and −0.2: 1 or 12, by the seed and the novel
+    client. At −0.3 it is 12, whose distance below 0 is the smaller one."""
+    training = [Node(i, 50 + i) for i in (1, 5, 12)]
+    novel = [Node(i, 50 + i, novel=True) for i in range(20, 60)]
+    drawn = []
+    for seed in (0, 0, 1):
+        strategy = PFLNearest(seed=seed)
+        row = np.array([-0.2, np.nan, -0.2])
+        drawn.append([strategy._nearest_of(node, row, training).client for node in novel])
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(drawn[0]) == {1, 12}
+    assert 8 < drawn[0].count(1) < 32
+    row = np.array([-0.2, 0.0, -0.3])
+    assert {strategy._nearest_of(node, row, training).client for node in novel} == {12}
 
 
 def offered_by_ensemble(seed, share):

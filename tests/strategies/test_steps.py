@@ -194,12 +194,13 @@ def test_a_client_that_does_not_send_its_state_is_an_error(monkeypatch):
 
 
 def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monkeypatch):
-    """1, 0.5 and 1.5 have mean 1; they are asked for once, since inputs do not change."""
+    """1, 0.5 and −0.3, which counts as 0, have mean 0.5; they are asked for once, since inputs do
+    not change."""
     calls = []
 
     def distances(exchange, novel, training):
         calls.append([[node.client for node in nodes] for nodes in (novel, training)])
-        return np.array([[1.0, np.nan], [0.5, 1.5]])
+        return np.array([[1.0, np.nan], [0.5, -0.3]])
 
     monkeypatch.setattr(evaluation, "a_distances", distances)
     result, _, _ = go(
@@ -209,7 +210,7 @@ def test_the_half_distance_is_half_the_mean_of_the_distances_that_are_known(monk
         num_rounds=2,
     )
     got = [result.evaluate_metrics_clientapp[n]["novel-half-distance"] for n in (1, 2)]
-    assert got == [0.5, 0.5]
+    assert got == [0.25, 0.25]
     assert calls == [[[1, 4], [2, 3]]]
 
 
