@@ -435,7 +435,7 @@ class PersonalizedStrategy(StrategyBase):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages to a sample of all nodes, in the rounds that evaluate."""
+        """Messages to the run's sample of nodes, in the rounds that evaluate."""
         now = self.now
         now.number = server_round
         self.grid = grid
@@ -453,7 +453,7 @@ class PersonalizedStrategy(StrategyBase):
                 return []  # scores without noise stay on their clients
             self.privacy.admit("scores of evaluations")
         self._update_roster()
-        nodes = self.draw("evaluate", self._nodes_to_evaluate(), self.fraction_evaluate)
+        nodes = self.draw_to_evaluate(self._nodes_to_evaluate())
         payloads = self._personalize_and_measure(nodes)
         # Train payloads were dropped; those of novel clients are measured when replies are read.
         now.payloads = {node: arrays for node, arrays in payloads.items() if node.novel}

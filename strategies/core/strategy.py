@@ -91,7 +91,10 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
 
     fraction_train = setting(1.0, "share of the training clients sampled in a round", "(0, 1]")
     fraction_evaluate = setting(
-        1.0, "share of all clients sampled for an evaluation; 0: none", "[0, 1]"
+        1.0,
+        "share of the training and of the novel clients that evaluations score, the same clients "
+        "in every round; 0: none",
+        "[0, 1]",
     )
     min_available_nodes = setting(
         0,
@@ -443,9 +446,29 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
         """A random share of the nodes, in their order; seeded by (seed, purpose, round).
 
-        `purpose` is "sample" or "evaluate"; at least `min_nodes` of it are drawn, if there are as
-        many. The number is rounded to the nearest whole one, where Flower's FedAvg cuts it."""
+        At least `min_nodes` of the purpose, "sample", are drawn, if there are as many. The number
+        is rounded to the nearest whole one, where Flower's FedAvg cuts it."""
         count = max(1, self.min_nodes[purpose], round(fraction * len(nodes)))
         generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
         chosen = generator.permutation(len(nodes))[:count]
         return [nodes[i] for i in sorted(chosen)]
+
+    def draw_to_evaluate(self, nodes: Sequence[Node]) -> list[Node]:
+        """A random share `fraction_evaluate` of the training and of the novel nodes, in their
+        order; at least one of each role, and `min_nodes` in all, if there are as many.
+
+        The same clients in every round of a run: of rounds that score other clients, the best one
+        would be the one with the easiest clients. A client that joins or leaves changes the sample
+        by at most itself and one other."""
+        if self.fraction_evaluate == 1:
+            return list(nodes)
+        least = self.min_nodes["evaluate"]
+        chosen: list[Node] = []
+        for novel in (False, True):
+            of_role = [node for node in nodes if node.novel == novel]
+            of_role.sort(key=lambda node: seed_of(self.seed, "evaluate", node.client))
+            count = max(1, round(self.fraction_evaluate * len(of_role)))
+            of_least = -(-least * len(of_role) // max(len(nodes), 1))  # the role's part, rounded up
+            count = max(count, of_least)
+            chosen += of_role[:count]
+        return sorted(chosen)

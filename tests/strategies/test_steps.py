@@ -30,7 +30,45 @@ def test_every_draw_of_clients_has_a_generator_of_its_own(monkeypatch):
     noted = []
     monkeypatch.setattr(strategy, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
     go(FedAvg(fraction_train=0.4, fraction_evaluate=0.4, evaluate_every=1, seed=5), num_rounds=2)
-    assert noted == [(5, purpose, n) for n in (1, 2) for purpose in ("sample", "evaluate")]
+    evaluated = [(5, "evaluate", client) for client in (1, 2, 3)]
+    assert noted == [(5, "sample", 1), *evaluated, (5, "sample", 2), *evaluated]
+
+
+def test_the_same_share_of_each_role_is_evaluated_in_every_round():
+    """0.3 of ten training clients are 3, 0.3 of five novel ones 1.5, hence 2. 0.01 is one of each
+    role. Another seed evaluates others; without novel clients there are the 3."""
+    novel = [1, 4, 7, 10, 13]
+
+    def evaluated(fraction, seed=0, **settings):
+        strategy = FedAvg(fraction_evaluate=fraction, seed=seed, evaluate_every=1, **settings)
+        nodes = asked(go(strategy, nodes=15, novel=novel, num_rounds=4)[1], "evaluate")
+        count = len(nodes) // 4
+        first = nodes[:count]
+        assert nodes == first * 4
+        assert first == sorted(set(first))
+        return first
+
+    first = evaluated(0.3)
+    assert len(first) == 5
+    assert len(set(first) & set(novel)) == 2
+    assert len(evaluated(0.01)) == 2
+    assert evaluated(0.3, seed=1) != first
+    assert evaluated(0.3, evaluate_novel=False) == sorted(set(first) - set(novel))
+    assert evaluated(1.0) == list(range(1, 16))
+    # 7 of 15 are 4.67 of ten and 2.33 of five: 5 and 3.
+    assert len(evaluated(0.01, min_evaluate_nodes=7)) == 8
+
+
+def test_a_client_that_leaves_is_replaced_in_the_evaluated_sample_by_one_other():
+    strategy = FedAvg(fraction_evaluate=0.3)
+    nodes = [Node(i, 50 + i) for i in range(20)]
+    all_there = strategy.draw_to_evaluate(nodes)
+    assert len(all_there) == 6
+    for gone in nodes:
+        present = [node for node in nodes if node != gone]
+        left = strategy.draw_to_evaluate(present)
+        assert len(left) == 6
+        assert len(set(left) - set(all_there)) == (gone in all_there)
 
 
 def test_novel_clients_are_evaluated_only_if_asked_for():
