@@ -114,7 +114,18 @@ def configured(
         MODELS.check(str(run_config["model"]))
         if info.task == VALUES and base is None:
             config = _with_rate_of_values(config, Variant.parse(label).method, experiment)
+    if info.inputs is not None and base is None and "partition" not in experiment.keys:
+        say(make_console(stderr=True), _default_partition(str(config["partition"])))
     return config, labels
+
+
+def _default_partition(rule: str) -> str:
+    """What divides a user's own data where nobody said it."""
+    return (
+        f"no partition is named, so partition={rule} divides the data: each client gets a few "
+        "classes; partition=iid deals the rows at random, partition=natural "
+        "partition.column=NAME by a column that names their owners"
+    )
 
 
 def _serving(methods: list[str], config: "Config") -> list[str]:

@@ -163,6 +163,15 @@ def test_a_network_that_takes_no_tokens_is_refused_before_the_run(tmp_path):
     check(configuration(path, inputs="vector"))
 
 
+def test_a_partition_that_nobody_named_is_said(tmp_path, capsys):
+    path = array_file(tmp_path)
+    configured(read_arguments([f"dataset={path}"]))
+    assert "no partition is named, so partition=pathological divides" in capsys.readouterr().err
+    for chosen in ([f"dataset={path}", "partition=iid"], ["dataset=digits"]):
+        configured(read_arguments(chosen))
+        assert "no partition is named" not in capsys.readouterr().err
+
+
 def test_methods_that_nobody_named_are_left_out_if_they_do_not_serve_the_task(tmp_path, capsys):
     path = array_file(tmp_path, y=X[:, 0])
     _, labels = configured(read_arguments([f"dataset={path}"]))

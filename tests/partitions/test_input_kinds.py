@@ -7,6 +7,7 @@ import torch
 import partitions
 from fedapps.settings.config import defaults
 from partitions.datasets.loading import configured
+from partitions.datasets.readers.local import read_files
 from partitions.shares import Share
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -76,3 +77,11 @@ def test_marks_and_negative_numbers_are_no_tokens(tmp_path, x):
 def test_inputs_that_are_not_what_was_declared_are_refused(tmp_path, x, inputs, sentence):
     with pytest.raises(ValueError, match=sentence):
         configured(config(tmp_path, x, inputs=inputs))
+
+
+def test_bytes_stored_as_floats_are_bytes_for_a_later_client_as_in_training(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (5, 1, 4, 4)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=[0, 1, 0, 1, 0])
+    for whole in (False, True):
+        read = read_files(tmp_path / "d.npz", whole=whole)
+        assert read.x.dtype == np.uint8 and (read.x == x).all()

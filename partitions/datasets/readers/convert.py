@@ -140,7 +140,8 @@ def scaled_pixels(
         raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
     remarks: list[str] = []
     dtype: np.dtype
-    if x.dtype == np.uint8 or (not whole and _are_bytes(x, source, remarks)):
+    may_be_bytes = x.dtype.kind == "f" or not whole  # a later client's whole numbers stay whole
+    if x.dtype == np.uint8 or (may_be_bytes and _are_bytes(x, source, remarks)):
         dtype = np.dtype(np.uint8)
     elif whole and x.dtype.kind in "ui":
         dtype = np.dtype(np.int64)
