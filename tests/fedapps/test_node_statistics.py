@@ -39,6 +39,7 @@ from partitions.datasets.statistics import (
 )
 from partitions.reading import Form
 from strategies.core.column_encoder import ColumnEncoder
+from strategies.core.privacy import Privacy
 from strategies.fedavg import FedAvg
 
 ASK = {"standardize": "training-clients"}
@@ -515,6 +516,20 @@ def test_what_privacy_does_not_cover_is_recorded():
     strategy, _ = run([A, B], of_client={"rounds": 1}, **LOCAL)
     assert "not covered: sums over the columns of training rows" in strategy.privacy.terms()
     assert strategy.column_encoder.encoding.mean[0] == pytest.approx(47.5)
+
+
+def test_a_strategy_by_hand_asks_only_what_privacy_covers():
+    client, _, _ = apps([A, B])
+    grid = Watched(client, {}, [{"partition-id": 0}, {"partition-id": 1}])
+    strategy = FedAvg(
+        min_available_nodes=2,
+        privacy=Privacy(dp="local", dp_noise_multiplier=1.0, rounds=1),
+        column_encoder=ColumnEncoder("fedavg", (2,), "refuse"),
+    )
+    initial = to_record({"weight": np.zeros((2, 2)), "bias": np.zeros(2)})
+    with pytest.raises(ValueError, match=r"sums over the columns .* would leave the clients"):
+        strategy.start(grid, initial, 1, train_config=ConfigRecord({"method": "fedavg"}))
+    assert not grid.asked()
 
 
 def test_a_nodes_policy_refuses_the_question(tmp_path):
