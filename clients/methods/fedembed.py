@@ -5,6 +5,10 @@ the user's embedding. Three losses and the parameters that their gradients reach
 - CE of the user's head: Θ_e, Θ_k, v_u;
 - CE of the type head: Θ_e, Θ_t, v_u;
 - CE of the global head: Θ_g, v_u, by a stop-gradient at the encoder.
+By default this stop is behind the encoder, and the last gradient reaches v_u as it is appended to
+the features. The paper's sentence, "gradients from the global classification head only update the
+personal embeddings", may also mean that they pass through the encoder to diag(v_u), and leave the
+encoder's weights alone: `global_gradient` = "input".
 v_u stays on the client; only prototypical users, who are volunteers, send it.
 
 Ours, since the paper leaves it open: the triplet loss descends by SGD, sample by sample. With
@@ -66,6 +70,12 @@ class FedEmbedClient(GlobalPlusClient):
 
     assignment, heads = ASSIGNMENT, HEADS
     sub_populations = setting(0, "number of heads; 0: one for each type", "[0, 10000]")
+    global_gradient = setting(
+        "features",
+        "where the global head's loss reaches the embedding: appended to the features alone, or at "
+        "the encoder's input, too, which takes a second forward pass",
+        ("features", "input"),
+    )
     type_head = setting(True, "train a further head that predicts the types")
     prototypical_users = setting(
         1,
@@ -124,7 +134,10 @@ class FedEmbedClient(GlobalPlusClient):
         assert net.global_head is not None
         features = net.features(x)
         inputs = net.conditioned(features)
-        stopped = net.conditioned(features.detach())  # gradients reach v_u, not the encoder
+        if self.global_gradient == "input":
+            stopped = net.conditioned(net.features_of_fixed(x))
+        else:
+            stopped = net.conditioned(features.detach())  # gradients reach v_u, not the encoder
         losses = {
             "head": self.criterion(net.head(self.k)(inputs), y),
             "global": self.criterion(net.global_head(stopped), y),

@@ -5,6 +5,7 @@ sub-population heads, the global head and the type head around any such encoder.
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from clients.models.head import HeadedNetwork, take_head
@@ -84,11 +85,23 @@ class EmbeddingNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Features (n, width) of x (n, C, H, W), without v_u."""
-        if self.embedding is not None:
-            channel = x.new_zeros(x.shape[-2:])
-            channel[: self.dim, : self.dim] = torch.diag(self.embedding)
-            x = torch.cat([x, channel.expand(len(x), 1, -1, -1)], 1)
-        return self.encoder(x)
+        return self.encoder(self.with_channel(x))
+
+    def features_of_fixed(self, x: Tensor) -> Tensor:
+        """The same, by an encoder whose weights and buffers are constants: gradients reach v_u
+        alone, through diag(v_u)."""
+        fixed = {name: p.detach() for name, p in self.encoder.named_parameters()}
+        for name, buffer in self.encoder.named_buffers():
+            fixed[name] = buffer.clone()  # running statistics of a second pass do not count
+        return functional_call(self.encoder, fixed, (self.with_channel(x),))
+
+    def with_channel(self, x: Tensor) -> Tensor:
+        """x (n, C, H, W) with diag(v_u) as a further channel, if there is an embedding."""
+        if self.embedding is None:
+            return x
+        channel = x.new_zeros(x.shape[-2:])
+        channel[: self.dim, : self.dim] = torch.diag(self.embedding)
+        return torch.cat([x, channel.expand(len(x), 1, -1, -1)], 1)
 
     def conditioned(self, features: Tensor) -> Tensor:
         """Features with v_u appended: the input of every head."""

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from small_runs import Watched, update
+from torch import nn
 from torch.nn import functional as F
 
 import partitions
 from clients.core.arrays import from_record
 from clients.methods._preferences import GlobalClient, GlobalPlusClient
 from clients.methods.fedembed import FedEmbedClient, triplet_step
+from clients.models.head import ForeignNetwork
 from clients.models.preference import EmbeddingNet, PreferenceNet
 from fedapps.clientapp import app
 from fedapps.serverapp import run
@@ -68,6 +70,51 @@ def test_each_loss_moves_exactly_its_parameters(loss, names):
     one = client(assignment="type")
     one.k = 3
     assert moved(one, loss) == names
+
+
+@pytest.mark.parametrize("through", ["features", "input"])
+def test_the_global_loss_reaches_the_embedding_by_the_chosen_paths(through):
+    """Against finite differences in float64 of CE(Θ_g(f(x, diag(v)), v)) in each entry of v: of
+    both places of v with "input", of the second one alone with "features". Its value is the same,
+    and only Θ_g and v get a gradient."""
+    one = client(assignment="type", global_gradient=through)
+    assert moved(one, "global") == head("global_head") | {"embedding"}
+    net = one.model.double()
+    x, y = one.share.train[:]
+    x = x.double()
+    types = one.share.train.types(slice(None))
+    net.zero_grad()
+    loss = one.losses(x, y, types)["global"]
+    loss.backward()
+    v = net.embedding.detach().clone()
+
+    def value(at_input, appended):
+        with torch.no_grad():
+            net.embedding.copy_(at_input)
+            features = net.features(x)
+            net.embedding.copy_(appended)
+            return F.cross_entropy(net.global_head(net.conditioned(features)), y).item()
+
+    assert loss.item() == pytest.approx(value(v, v), rel=1e-12)
+    for i in range(DIM):
+        step = torch.zeros(DIM, dtype=torch.float64)
+        step[i] = 1e-6
+        at_input = step if through == "input" else torch.zeros(DIM)
+        slope = (value(v + at_input, v + step) - value(v - at_input, v - step)) / 2e-6
+        assert net.embedding.grad[i].item() == pytest.approx(slope, rel=1e-4, abs=1e-9)
+
+
+def test_a_second_pass_of_the_encoder_leaves_its_running_statistics():
+    """One pass of training moves a running mean of 0 by a tenth of the batch's mean; also if the
+    global head's loss takes a pass of its own."""
+    encoder = ForeignNetwork(nn.Sequential(nn.BatchNorm2d(2), nn.Flatten()), nn.Linear(32, 2))
+    net = EmbeddingNet(encoder, (1, 4, 4), dim=2, heads=1).train()
+    x = torch.rand(4, 1, 4, 4)
+    net.features(x)
+    mean = net.encoder.body[0].running_mean.clone()
+    assert mean[0].item() == pytest.approx(0.1 * x.mean().item())
+    net.features_of_fixed(x)
+    assert torch.equal(net.encoder.body[0].running_mean, mean)
 
 
 def test_losses_are_the_cross_entropies_of_the_three_heads():
