@@ -100,6 +100,15 @@ def test_summaries_of_the_training_clients_alone_reach_everybody():
 # FedTHE's weights
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(0.1, 0.1), (0.0, 0.2)])
+def test_the_rate_of_the_weights_is_ten_times_lr_without_one_of_its_own(rate, expected):
+    """lr is 0.02."""
+    network = FedTHEClient.build(Plain(), INFO)
+    samples = share(torch.zeros(2, 2), [0, 1])
+    client = FedTHEClient(network, samples, lr=0.02, mixing_lr=rate)
+    assert client.weighing(torch.ones(3, 2), torch.zeros(3)).lr == pytest.approx(expected)
+
+
 def test_history_by_hand():
     """α = ¼: 8, ¼ · 4 + ¾ · 8 = 7, ¼ · 0 + ¾ · 7 = 5.25."""
     f = torch.tensor([[8.0], [4.0], [0.0]])
