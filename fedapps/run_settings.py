@@ -12,6 +12,7 @@ from typing import Any
 
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, present_key
+from fedapps.common.tasks import AUTO
 from fedapps.component_settings import GIVEN, OF_INPUTS, of_client, of_server, value_of
 from fedapps.settings.config import Config, override
 from strategies.core.privacy import Privacy
@@ -55,8 +56,8 @@ def with_run_config(
                 f"the run's configuration has {key} = {value!r}; {component} takes privacy by its "
                 f"keywords alone: {key.replace('-', '_')}=…"
             )
-        if name not in known:
-            continue
+        if name not in known or (name == "task" and value == AUTO):
+            continue  # "auto" leaves the task to the component
         if name in keywords and keywords[name] != value:
             raise Refusal(
                 f"{name} is {keywords[name]!r} in {component} and {value!r} in the run's "
