@@ -178,7 +178,7 @@ def refusal(method, network):
     if network == "FrozenBody" and method in BODIES:
         return r"body.backbone.*(are frozen|frozen, so nothing)"
     if network == "NamedOutputs" and method in BODIES:
-        return "only the head|nothing of .* would be shared"
+        return "only (the head|shared layers)|nothing of .* would be shared"
     return None
 
 
