@@ -379,6 +379,7 @@ NAMED = {
         "FedAvg, and a choice for each client whether its inputs are corrected, and how",
         "adapted",
         strategy="strategies.methods.auto:Auto",
+        tasks=(CLASSES,),
         family=(TEST_TIME,),
     ),
     "memo": _method(

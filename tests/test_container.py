@@ -13,7 +13,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from fedapps.engines.flower import environment, free_port, listening
+from fedapps.common.addresses import connection_error
+from fedapps.engines.flower import environment, free_port
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = Path(sys.executable).parent
@@ -80,7 +81,7 @@ def test_the_composed_federation_trains_and_serves_a_later_client(tmp_path):
     try:
         assert start("export").wait(120) == 0
         start("superlink")
-        until(lambda: listening(int(port)))
+        until(lambda: not connection_error("127.0.0.1", int(port)))
         for node in ("node-1", "node-2", "node-3"):
             start(node)
         assert start("train").wait(600) == 0

@@ -21,7 +21,7 @@ NAME = re.compile(r"-?[A-Za-z][A-Za-z0-9.+-]{0,40}")
 # Names of other numbers in replies and in reports of rounds.
 TAKEN = re.compile(
     r"(global-|test-|trimmed-|not-finite-|training-error|dp-|f1$|f1-).*|"
-    r"accuracy|macro-f1|micro-f1|rmse|mae|r2|loss|risk|auto|value-sums|counts|seconds|examples|"
+    r"accuracy|column-sums|macro-f1|micro-f1|rmse|mae|r2|loss|risk|auto|value-sums|counts|seconds|examples|"
     r"clients|client|sem|half-distance|error|novel|model|role|num-examples|input-size|unlabeled|"
     r"capabilities|public-samples|classes|prototype|sub-population|head"
 )

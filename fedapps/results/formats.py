@@ -42,8 +42,8 @@ LATEX = {
 
 _DISPLAYED = """
 Local FedAvg FedProx SCAFFOLD AFL FedGMA FedADG FedSR FedMA FedPer FedRep LG-FedAvg Per-FedAvg
-pFedMe Ditto APFL FedBN FedBABU FedAMP FedALA TENT T3A SHOT BN-Adapt Prior-EM BBSE MEMO ATP FedTHE
-FedTHE+ BTFL pFedHN pFedHN-PC ODPFL-HN PeFLL HyperFedZero FLowDUP PFL-sampled PFL-nearest
+pFedMe Ditto APFL FedBN FedBABU FedAMP FedALA TENT T3A SHOT BN-Adapt Prior-EM BBSE Auto MEMO ATP
+FedTHE FedTHE+ BTFL pFedHN pFedHN-PC ODPFL-HN PeFLL HyperFedZero FLowDUP PFL-sampled PFL-nearest
 PFL-ensemble FedTTA FedTTA-Prox FedTTA++ FedTTA++-guarded FedMD HeteroTENT HeteroFedTTA FedEmbed
 Global Global+ pFedKM
 """  # names of methods in texts, such as a paper's table; in lower case those of `METHODS`

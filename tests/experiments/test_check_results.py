@@ -62,8 +62,11 @@ def test_an_experiments_file_is_cut(tmp_path):
     copy_experiments(tmp_path)
     file = "experiments/pfedhn/figure2-novel.toml"
     text, short = ((root / file).read_text("utf-8") for root in (ROOT, tmp_path))
-    assert '"pfedhn novel-rounds=100 fraction-train=0.0112 rounds=5000"' in text
-    assert '"pfedhn novel-rounds=2 fraction-train=0.0112 rounds=2"' in short
+    assert (
+        '"pfedhn novel-rounds=100 fraction-train=0.0112 rounds=5000 batch-draws=independent"'
+        in text
+    )
+    assert '"pfedhn novel-rounds=2 fraction-train=0.0112 rounds=2 batch-draws=independent"' in short
     assert "\nnum-clients = 100\n" in text
     assert "\nnum-clients = 20\n" in short
     users = tmp_path / "experiments/fedembed/mnist-balanced.toml"

@@ -193,7 +193,7 @@ def test_lists_are_tables_and_json(what):
     ("typed", "offered"),
     [
         ("run fedtta/table1-m", {"fedtta/table1-mnist", "fedtta/table1-mnist-text"}),
-        ("run batch-", {"batch-size="}),
+        ("run batch-", {"batch-size=", "batch-draws="}),
         ("run dataset=cifar1", {"dataset=cifar10", "dataset=cifar100"}),
         ("run standardize=ch", {"standardize=channels"}),
         ("run --methods fedavg,fedb", {"fedavg,fedbn", "fedavg,fedbabu"}),

@@ -76,7 +76,10 @@ def test_all_engines_agree_to_the_last_bit(tmp_path, monkeypatch):
         assert numbers(one.summary()) == numbers(two.summary())
         names = {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors"}
         names |= {"serving.json", "token.json", "model-final.safetensors"}
-        names |= {"clients"} if one.method == "fedper" else set()
+        names |= {
+            "fedper": {"clients"},
+            "pfedhn": {"strategy.safetensors", "strategy-final.safetensors"},
+        }[one.method]
         for engine, job in zip(jobs, (one, two), strict=True):
             assert job.summary()["engine"] == engine
             assert {file.name for file in job.folder.iterdir()} == names

@@ -88,7 +88,7 @@ def test_everything_of_ones_own_runs_together():
     # Shares 1, 1/4, 1/9 of 90 rows: ends at 66.1, 82.7, 90.
     assert [len(parts.share(i).everything) for i in range(3)] == [66, 17, 7]
     x, y = configured(config).x, configured(config).y
-    assert torch.allclose(x.norm(dim=1), y + 1.0)  # no noise: the radius is the ring
+    assert torch.allclose(x.norm(dim=1).float(), y + 1.0)  # no noise: the radius is the ring
     result, _ = federate(**changes)
     assert result.evaluate_metrics_clientapp[2]["train-clients"] == 2
 

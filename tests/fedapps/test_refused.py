@@ -102,7 +102,7 @@ def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatc
 def test_a_deployment_tells_what_is_down(tmp_path):
     """Its scripts are there, none of its processes; a pid that is another's by now is none."""
     assert "2 start scripts" in fedapps("deploy", tmp_path / "d", "--nodes", 1)
-    (tmp_path / "d" / "run").mkdir()
+    (tmp_path / "d" / "run").mkdir(exist_ok=True)
     (tmp_path / "d" / "run" / "node-0.json").write_text(json.dumps({"pid": 1, "birth": "boot 0"}))
     said = fedapps("deploy", tmp_path / "d", "--status")
     assert "superlink: down node-0: down" in said

@@ -6,12 +6,13 @@ import errno
 import json
 import logging
 import os
-from pathlib import Path
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from small_runs import NEEDS, WEE, Cut, cut_before, left
 
+from fedapps import files
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
@@ -151,15 +152,17 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(tmp_path, caplog):
 def test_a_full_disk_at_a_checkpoint_costs_that_checkpoint(tmp_path, monkeypatch, caplog):
     """Round 2's is not written: the run says so and goes on, killed later it goes on from 1."""
     go(tmp_path / "whole", "fedper", FEDPER)
-    write = Path.write_bytes
+    create = files.create
 
-    def full(self, data):
-        if "round-00000002" in self.name:
-            write(self, data[: len(data) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(self, data)
+    @contextmanager
+    def full(path, *mode):
+        with create(path, *mode) as file:
+            if "round-00000002" in path.name:
+                file.write(b"half of it")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            yield file
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(files, "create", full)
     with caplog.at_level(logging.WARNING, "flwr"), cut_before(3):
         go(tmp_path / "cut", "fedper", FEDPER)
     assert "checkpoints is not written ([Errno 28] No space left" in caplog.text

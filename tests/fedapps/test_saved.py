@@ -49,7 +49,6 @@ class Cutter:
         for name in CHANGES:
             patch.setattr(os, name, self.watched(getattr(os, name)))
         patch.setattr(shutil, "rmtree", self.watched(shutil.rmtree))
-        patch.setattr("fedapps.results.folder.rmtree", shutil.rmtree)
         end = Recorder.__exit__
 
         def ended(recorder, kind, error, trace):

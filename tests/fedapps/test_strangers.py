@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from fedapps.commands.main import cli
 from fedapps.common import external_code
 from fedapps.planning import plan, read_request
-from fedapps.results import recorder
 from fedapps.results.card import make_card
 from fedapps.results.checkpoint import newest_checkpoint
 from fedapps.results.sweep import begun_jobs, keep_finished
@@ -84,7 +83,7 @@ def runs(tmp_path_factory):
                 return
             remove(folder, *arguments, **options)
 
-        patch.setattr(recorder.shutil, "rmtree", spare)
+        patch.setattr(shutil, "rmtree", spare)
         for method, changes in RUNS.items():
             run = root / f"{method}-seed0"
             common = {"num-clients": 4, "checkpoint-every": 1, "method": method}

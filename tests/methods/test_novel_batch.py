@@ -10,6 +10,7 @@ from small_runs import federate, share, update
 from torch.nn import functional as F
 
 from clients.core.evaluation import score_samples
+from fedapps.common.tasks import Targets
 from strategies.core.replies import Node
 from strategies.core.round import PersonalizationCost, Round
 from strategies.core.rounds import PersonalizedStrategy
@@ -19,7 +20,7 @@ class Mean:
     """Predicts class 1 for inputs above the mean of those that it sees at once."""
 
     device, novel_batch, novel_stream, batchwise, supports_streaming = "cpu", 0, False, False, True
-    criterion = staticmethod(F.cross_entropy)
+    criterion, targets, own_scores = staticmethod(F.cross_entropy), Targets(), {}
 
     def __init__(self, data, novel_batch):
         self.share, self.novel_batch = data, novel_batch
@@ -39,7 +40,7 @@ def test_each_batch_is_adapted_to_by_itself(novel):
     the mean is 3.6: classes 0 0 1 1 0; 2 are right."""
     data = replace(share([[1.0], [3.0], [7.0], [5.0], [2.0]], [0, 1, 1, 0, 1]), novel=novel)
     client = Mean(data, 2)
-    _, count, metrics = score_samples(client, data.everything, "accuracy")
+    _, count, metrics = score_samples(client, data.everything)
     assert count == 5
     if novel:
         assert client.seen == [[1, 3], [7, 5], [2]]

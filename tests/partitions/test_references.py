@@ -106,8 +106,8 @@ def test_own_data_is_kept_by_its_options_and_its_source(written):
     first = loading.load(written(1), image_size=0)
     assert first.x.tolist() == [[1, 1]] * 3 and first.y.tolist() == [0, 1, 0]
     assert (first.num_train, first.info.num_classes, first.info.scale) == (3, 2, 1.0)
-    other = loading.load(written(1), image_size=0, count=2, top_k=1)
-    assert (other.x.tolist(), other.info.num_classes) == ([[1, 1]] * 2, 1)
+    other = loading.load(written(1), image_size=0, count=2, top_k=2)
+    assert (other.x.tolist(), other.info.num_classes) == ([[1, 1]] * 2, 2)
     changed = loading.load(written(2), image_size=0)
     assert changed.x.tolist() == [[2, 2]] * 3
     assert len({data.key for data in (first, other, changed)}) == 3

@@ -92,7 +92,7 @@ def test_further_columns_and_unknown_categories_are_reported(card):
             {"age": [np.nan] + [40] * 39},
             "column age has 1 cells without a value, the first in row 0",
         ),
-        ({"smoker": 1}, "column smoker holds a number; the run takes one of the texts no, yes"),
+        ({"smoker": 1.5}, "column smoker holds a number; the run takes one of the texts no, yes"),
     ],
 )
 def test_columns_of_another_kind_are_refused(card, changes, sentence):
