@@ -3,6 +3,7 @@
 import json
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -223,18 +224,24 @@ class Share:
     def below(self, num_classes: int) -> "Share":
         """This share, for a network with `num_classes` outputs. Raises ValueError for a label that
         has no output."""
+        return self.with_samples(lambda samples: samples.below(num_classes))
+
+    def with_samples(self, changed: Callable[[Samples], Samples]) -> "Share":
+        """This share, with its training, validation, test and all samples as `changed` gives them.
+        Public samples stay: they are not the client's."""
         return replace(
             self,
-            train=self.train.below(num_classes),
-            validation=self.validation.below(num_classes),
-            everything=self.everything.below(num_classes),
+            train=changed(self.train),
+            validation=changed(self.validation),
+            test=None if self.test is None else changed(self.test),
+            everything=changed(self.everything),
         )
 
     def with_shots(self, shots: int, seed: int) -> "Share":
         """A novel client's share with `shots` labeled training samples of each class, or in all
         where the labels are no classes; at least one sample, of each class, is left to evaluate
-        on. A smaller number chooses a subset of the
-        samples that a larger number chooses. The share of another client stays as it is."""
+        on. A smaller number chooses a subset of the samples that a larger number chooses. The share
+        of another client stays as it is."""
         if not shots or not self.novel:
             return self
         every = self.everything

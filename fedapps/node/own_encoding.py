@@ -158,11 +158,7 @@ def encoded(share: Share, encoding: SharedEncoding) -> Share:
     if share.public is not None and encoding.table is not None:
         raise ValueError(f"public= gives inputs without names, which {ASKS} cannot read as a table")
     return replace(
-        share,
-        train=scaled(share.train),
-        validation=scaled(share.validation),
-        test=None if share.test is None else scaled(share.test),
-        everything=scaled(share.everything),
+        share.with_samples(scaled),
         public=None if share.public is None else scaled(share.public),
         targets=encoding.targets if encoding.targets.std else share.targets,
     )
@@ -183,13 +179,7 @@ def unencoded(share: Share, message: Mapping[str, Any]) -> Share:
         x = torch.zeros(1).expand(len(samples.x), *shape)
         return replace(samples, x=x)
 
-    return replace(
-        share,
-        train=blank(share.train),
-        validation=blank(share.validation),
-        test=None if share.test is None else blank(share.test),
-        everything=blank(share.everything),
-    )
+    return share.with_samples(blank)
 
 
 def _check_scalable(samples: Samples) -> None:

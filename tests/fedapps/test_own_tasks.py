@@ -243,3 +243,12 @@ def test_head_methods_serve_one_output():
     arrays, scores = run_components("fedper", Squeezed, data, (5,), task="binary", count=2)
     assert sorted(arrays) == ["body.body.bias", "body.body.weight"]
     assert 0 <= scores["train-accuracy"] <= 1
+
+
+def test_labels_of_test_samples_are_checked_as_those_of_training():
+    """The network has two outputs, and a test sample the label 2."""
+    wrong = TWO.clone()
+    wrong[5] = 2
+    parts = ((X, TWO), (X, TWO), (X, wrong))
+    with pytest.raises(RuntimeError, match="row 5 has the label 2, but the network has 2 outputs"):
+        run_components("fedavg", lambda: linear(2), parts, (5,), local_steps=1, batch_size=12)
