@@ -74,7 +74,8 @@ def check_message(method: str, config: Config, message: Mapping[str, Any]) -> No
     name or another, with another value than `config`."""
     known = of_client(method).difference(OF_INPUTS)
     for key, value in message.items():
-        name = _plain(key, method)
+        # Keys of a message are the server's: no warning about a former name helps this user.
+        name = _plain(key, method, silent=True)
         name = ALIASES.get(name, name)
         if key == GIVEN or name not in known:
             continue
@@ -87,6 +88,7 @@ def check_message(method: str, config: Config, message: Mapping[str, Any]) -> No
             )
 
 
-def _plain(key: str, method: str) -> str:
-    """The key with hyphens under its present name, without the method's section."""
-    return present_key(key.replace("_", "-")).removeprefix(f"{method}.")
+def _plain(key: str, method: str, *, silent: bool = False) -> str:
+    """The key with hyphens under its present name, without the method's section. A former name
+    gives a warning, unless `silent`."""
+    return present_key(key.replace("_", "-"), silent=silent).removeprefix(f"{method}.")

@@ -49,10 +49,14 @@ def test_a_run_that_is_stopped_between_evaluations_is_evaluated_at_its_end(tmp_p
 
 
 def test_a_run_that_ends_its_thread_costs_itself_alone(tmp_path, monkeypatch):
-    """A callback may call sys.exit in a run: the other runs go on."""
+    """A callback may call sys.exit in a run, which raises SystemExit: the other runs go on."""
+
+    def leave(*_):
+        raise SystemExit("bye")
+
     config = SMALL | {"rounds": 1, "local-steps": 1}
     jobs = make_jobs(config, ["fedavg", "pfedhn"], [0], tmp_path)
-    monkeypatch.setattr(FedAvg, "aggregate_train", lambda *_: sys.exit("bye"))
+    monkeypatch.setattr(FedAvg, "aggregate_train", leave)
     run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
     assert all(job.done for job in jobs)
     assert jobs[0].error.startswith(f"SystemExit: bye ({__file__}:") and not jobs[1].error
