@@ -98,7 +98,10 @@ def of_method(method: str, *tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def keys_of_method(method: str, *tables: Mapping[str, Any]) -> set[str]:
     """The keys that these settings have for this method in particular."""
-    return {key for table in tables for key in table.get(method, {})}
+    keys: set[str] = set()
+    for table in tables:
+        keys.update(table.get(method, {}))
+    return keys
 
 
 class Check:
@@ -227,9 +230,12 @@ class Check:
 
 def problems_of(experiment: Experiment) -> list[str]:
     """What departs from the experiment's tables without a reason, and reasons without a use."""
-    checks = [Check(experiment, table) for table in experiment.tables]
-    found = [problem for check in checks for problem in check.problems]
-    used: set[str] = set().union(*(check.used for check in checks))
+    found: list[str] = []
+    used: set[str] = set()
+    for table in experiment.tables:
+        check = Check(experiment, table)
+        found += check.problems
+        used |= check.used
     for key in sorted(experiment.reasons.keys() - used):
         found.append(f"[reasons] has {key}, which needs none")
     return found
@@ -242,25 +248,32 @@ def uncovered(read: Mapping[str, Experiment]) -> list[str]:
         content = read_table(name, experiments_root())
         if content.get("without-experiment"):
             continue
-        runs = [run for one in read.values() if name in one.tables for run in runs_of(one)]
+        runs: list[Run] = []
+        for experiment in read.values():
+            if name in experiment.tables:
+                runs += runs_of(experiment)
         for column in content["columns"]:
             in_column = [run for run in runs if run.has(column["at"])]
             rows = cells(column)
             found = {row_of(run.label, rows) for run in in_column}
             lacks = [row for row in content["rows"] if row in rows - found]
-            if lacks:
-                which = "no row" if not found else f"no {', '.join(lacks)}"
-                missing.append(f"{name}, {column['name']}: {which}")
+            if not lacks:
+                continue
+            which = ", ".join(lacks) if found else "row"
+            missing.append(f"{name}, {column['name']}: no {which}")
     return missing
 
 
 def all_problems(names: list[str]) -> list[str]:
     """The problems of these experiments, by default of all, and what no experiment covers."""
     read = {name: read_experiment(name) for name in names or experiments()}
-    found = []
+    found: list[str] = []
     for name, experiment in read.items():
-        found += [f"{name}: {problem}" for problem in problems_of(experiment)]
-    return found if names else found + uncovered(read)
+        for problem in problems_of(experiment):
+            found.append(f"{name}: {problem}")
+    if not names:
+        found += uncovered(read)
+    return found
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0)
     where the network takes whole numbers."""
     device = blank_inputs(network, shape).device
     with drawing(1):
-        if any(isinstance(hook, _Whole) for hook in network._forward_pre_hooks.values()):
+        if any(isinstance(hook, _Whole | _Parts) for hook in network._forward_pre_hooks.values()):
             return torch.randint(0, 2, (4, *shape)).float().to(device)
         return scale * torch.randn(4, *shape).to(device)
 
@@ -228,13 +228,13 @@ class _Whole:
         return (x.long(), *others)
 
 
-class _Parts(_Whole):
-    """A forward pre-hook: x becomes the input tensors of which it was packed."""
+class _Parts:
+    """A forward pre-hook: x is unpacked into the input tensors that it holds."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
 
-    def __call__(self, network: nn.Module, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
+    def __call__(self, network: nn.Module, args: Any, kwargs: Any) -> Any:
         x, *others = args
         tensors = unpacked(x, self.parts)
         by_position = [t for t, part in zip(tensors, self.parts, strict=True) if not part.name]
@@ -287,11 +287,10 @@ def adopted(
 ) -> tuple[nn.Module, int]:
     """The network, which gives logits (n, C) of inputs (n, *shape), and C. Its names stay.
 
-    Images of one channel are repeated where it takes more, inputs become whole numbers where it
-    takes these alone, and the `parts` of which they were packed; of several outputs the logits
-    remain. Raises ValueError for inputs that
-    it cannot take, for parameters that cannot be trained, and for outputs that are no logits of the
-    `task`, or of `num_outputs`."""
+    Images of one channel are repeated where it takes more. Inputs become whole numbers where it
+    takes these alone, and packed inputs are unpacked into their `parts`. Of several outputs the
+    logits remain. Raises ValueError for inputs that it cannot take, for parameters that cannot be
+    trained, and for outputs that are no logits of the `task`, or of `num_outputs`."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name!r} gives {type(network).__name__}, not a torch.nn.Module")
     network = uncompiled(network)
@@ -343,7 +342,7 @@ def check_types(network: nn.Module) -> None:
             complex_names.append(place)
     if complex_names:
         raise ValueError(
-            f"{name} has complex parameters or buffers, of which no mean is taken: "
+            f"{name} has complex parameters or buffers, which cannot be averaged: "
             f"{', '.join(complex_names):.300}; keep real and imaginary parts as real parameters "
             "(torch.view_as_real), or freeze them"
         )

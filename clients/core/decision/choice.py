@@ -221,18 +221,20 @@ def cases_to_arrays(cases: Sequence[Case], num_candidates: int) -> dict[str, np.
     """The cases as arrays; the changed samples of all cases and candidates follow each other."""
     if not cases:
         return {"n": np.zeros(0, int)}
-    evidence = [rows for case in cases for rows in case.evidence]
-    outcomes = [rows for case in cases for rows in case.outcomes]
-    counts = np.array([len(rows) for rows in evidence], int).reshape(len(cases), num_candidates)
-    return {
-        "n": np.array([case.n for case in cases]),
-        "unchanged": np.array([case.unchanged for case in cases]),
-        "misfits": np.stack([case.misfits for case in cases]),
-        "descriptors": np.stack([case.descriptors for case in cases]),
-        "counts": counts,
-        "evidence": np.concatenate(evidence),
-        "outcomes": np.concatenate(outcomes),
+    evidence: list[np.ndarray] = []
+    outcomes: list[np.ndarray] = []
+    for case in cases:
+        evidence += case.evidence
+        outcomes += case.outcomes
+    arrays = {
+        name: np.stack([getattr(case, name) for case in cases])
+        for name in ("n", "unchanged", "misfits", "descriptors")
     }
+    counts = np.array([len(rows) for rows in evidence], int)
+    arrays["counts"] = counts.reshape(len(cases), num_candidates)
+    arrays["evidence"] = np.concatenate(evidence)
+    arrays["outcomes"] = np.concatenate(outcomes)
+    return arrays
 
 
 def cases_of(arrays: Mapping[str, np.ndarray]) -> list[Case]:
