@@ -44,7 +44,7 @@ class Items(Samples):
     num_classes: int = 0
     form: Form = field(default_factory=Form, compare=False)
     collate: Collate | None = field(default=None, compare=False)
-    parts: tuple[Part, ...] = ()  # of which inputs are packed
+    parts: tuple[Part, ...] = ()  # the input tensors that an item's packed inputs consist of
     fixed: ClassVar[bool] = False  # random transforms
 
     def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class PackedSamples(Samples):
 
 
 def parts_of(samples: Samples) -> tuple[Part, ...]:
-    """The parts of which the samples' inputs are packed; () for a single tensor."""
+    """The parts that the samples' packed inputs consist of; () for a single tensor."""
     return samples.parts if isinstance(samples, Items | PackedSamples) else ()
 
 

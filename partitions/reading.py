@@ -55,7 +55,7 @@ class Read:
     label: Any
 
     def parts(self, batched: bool) -> tuple[Part, ...]:
-        """The parts of which one sample's inputs are packed; () for a single input."""
+        """The parts that one sample's packed inputs consist of; () for a single input."""
         parts: list[Part] = []
         for name, tensor in zip(self.names, self.tensors, strict=True) if self.names else ():
             shape = tuple(tensor.shape[1:] if batched else tensor.shape)
@@ -302,7 +302,7 @@ def check_whole(x: Tensor) -> None:
 
 
 def say_gaps(x: Tensor) -> None:
-    """Warn of inputs that are no finite numbers, of which most networks give none."""
+    """Warn of NaN and infinity in inputs: most networks give NaN for them."""
     if not x.is_floating_point() or torch.isfinite(x.sum()):  # a sum is faster than a test of each
         return
     rows = (~torch.isfinite(x.flatten(1))).any(1).nonzero().flatten().tolist()

@@ -1,7 +1,7 @@
 """A user's own scores: functions of outputs and labels, or metrics such as torchmetrics' ones.
 
 A client reports each one beside the scores of its task, under its name; the server averages it over
-clients. A name with a minus sign is that of a score of which less is better."""
+clients. A minus sign before a name says that lower is better."""
 
 import logging
 import re

@@ -93,7 +93,7 @@ TASKS = {
 }
 
 ALL_TASKS = tuple(TASKS)
-# The tasks whose outputs give a probability for each of several classes, of which one holds.
+# The tasks with one class for each sample: their outputs give a probability for each class.
 CLASS_PROBABILITIES = (CLASSES, BINARY)
 
 
@@ -126,8 +126,8 @@ def check_task(name: str) -> str:
 
 
 def score_named(name: str) -> Score:
-    """The score under this name, by default a user's own. A name that begins with a minus sign is
-    that of an own score of which less is better."""
+    """The score under this name, by default a user's own. A minus sign before the name of an own
+    score says that lower is better."""
     if name in SCORES:
         return SCORES[name]
     higher_is_better = not name.startswith("-")
@@ -155,8 +155,8 @@ def goodness(name: str, value: float) -> float:
 
 def reported_name(selected: str, reported: Iterable[str]) -> str:
     """The name under which clients report the score that `selection-metric` names, one of those
-    that are `reported`: "auto" is the task's main score, and an own score of which less is better
-    has a minus sign. A name that nobody reports stays as it is."""
+    that are `reported`: "auto" is the task's main score, and an own score has a minus sign if
+    lower is better. A name that nobody reports stays as it is."""
     names = set(reported)
     if selected == AUTO:
         return main_score(names).name

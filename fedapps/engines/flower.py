@@ -36,7 +36,7 @@ STATUS_SECONDS = 10.0  # between two polls of the SuperLink; each starts a proce
 MAX_FAILED_POLLS = 4  # in a row
 NAME = "fedapps"  # of the SuperLink in Flower's configuration
 EXCEPTION = re.compile(r"[\w.]*(Error|Exception): ")  # the last line of a traceback
-CHAINED = (  # lines of Python between two tracebacks, of which the second came of the first
+CHAINED = (  # what Python prints between a cause's traceback and that of its effect
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )

@@ -356,8 +356,8 @@ def split_of(config: Mapping[str, Any]) -> str:
 
 
 def spreads(clients: "DataFrame", index: list[str]) -> "DataFrame":
-    """Worst client, mean of the lowest tenth, deviation over clients: means over seeds. Of scores
-    of which less is better, the highest tenth."""
+    """Worst client, mean of the lowest tenth, deviation over clients: means over seeds. For an
+    error, where lower is better, it is the highest tenth."""
 
     def lowest_tenth(values: "Series") -> float:
         count = math.ceil(len(values) / 10)

@@ -53,7 +53,7 @@ def wants(message: Message, context: Context) -> Message:
     config, _ = unpack(message.content)
     wanted = True
     if file.is_file() and not config.get("again"):
-        # The report of the last model says of which run and for which data it is.
+        # The last model's report names its run and its data.
         report = json.loads(file.read_text("utf-8"))
         wanted = report["run"] != card.run or report["data"] != inputs.digest()
     return reply(message, wants=int(wanted))

@@ -1,7 +1,7 @@
 """Auto's server (ours): FedAvg, then a rule by which each client chooses a correction, or none.
 
-At the end of training, or from a saved run, the training clients are asked for sums, five kinds of
-messages of which each needs the answers before it:
+At the end of training, or from a saved run, the server asks the training clients for sums, by five
+kinds of messages. Each needs the answers to the ones before:
 
 | ``query.moments`` | confusion counts, moments of inner values by class | K, π, M, S |
 | ``query.spread`` | deviations of clients from their classes' means | B |
@@ -9,8 +9,8 @@ messages of which each needs the answers before it:
 | ``query.play``, ten times | features, gradients and Hessians, calibration | θ, α, β |
 | ``query.guard`` | losses of the choice for a grid of k | k in two regimes |
 
-The coefficients θ that judge a client's own newcomers are those of the other folds of clients, of
-five. Clients get only sums over clients: ``source/…``, ``rule/…``. The equations are in
+A client's own newcomers are judged by coefficients θ from the other four of five folds of clients.
+Clients get only sums over clients: ``source/…``, ``rule/…``. The equations are in
 `clients.core.decision` and `strategies.maths.decision`. Before the last round all clients are
 evaluated with FedAvg's model, and the last round is the reported one."""
 

@@ -1,7 +1,7 @@
 """Sums over a client's played newcomers, from which the server makes the rule.
 
-Quantiles are those of histograms: counts in bins of equal width, of which the first and the last
-also hold what lies beyond."""
+Quantiles are those of histograms: counts in bins of equal width. The first and the last bin also
+count the values beyond the ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
