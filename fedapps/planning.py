@@ -77,15 +77,16 @@ def configured(
 ) -> "tuple[Config, list[str]]":
     """The configuration that an experiment's runs share, and their labels: each method with each
     combination of the grid's values. `changes` of `base`, the defaults, replace the experiment's
-    settings. Prints a note for options that some runs do not read.
+    settings. Prints notes: about options that some runs do not read, and about own data.
 
-    Raises ValueError for bad input. Neither torch nor data are loaded."""
+    Raises ValueError for bad input. Of data, only a user's own are loaded."""
     from clients.models import MODELS
     from fedapps.settings.companions import check_companions
     from fedapps.settings.config import defaults, override
     from fedapps.settings.overrides import with_references
     from fedapps.settings.variants import OF_THE_APP, Variant, check_read, combinations
     from partitions import forget_changed, task
+    from partitions.datasets.loading import absolute_paths
     from partitions.rules.registry import PARTITIONS
 
     forget_changed()  # a notebook's process lives on while its user changes files
@@ -109,7 +110,8 @@ def configured(
     check_companions(config, experiment.settings, labels, experiment.from_file)
     for label in labels:
         run_config = Variant.parse(label).apply(config)
-        info = task(run_config)
+        # As in the jobs: a second reading under another path would repeat the notes.
+        info = task(run_config | absolute_paths(run_config))
         PARTITIONS.check(str(run_config["partition"]))
         MODELS.check(str(run_config["model"]))
         if info.task == VALUES and base is None:
@@ -133,8 +135,9 @@ def _serving(methods: list[str], config: "Config") -> list[str]:
     ones do not."""
     from fedapps.common.tasks import CLASSES
     from partitions import task
+    from partitions.datasets.loading import absolute_paths
 
-    kind = task(config).task
+    kind = task(config | absolute_paths(config)).task
     if kind == CLASSES:
         return methods
     from fedapps.methods import METHODS  # loads torch

@@ -16,7 +16,7 @@ from fedapps.files import ERRORS
 from fedapps.methods import METHODS
 from fedapps.settings.config import Config, Value
 from fedapps.settings.variants import Variant
-from partitions.datasets.loading import own_path
+from partitions.datasets.loading import absolute_paths
 
 MAX_PROCESSES = 8  # if not set by the user: each process holds torch and the data in memory
 POLL_SECONDS = 0.25  # between two looks at the runs
@@ -110,18 +110,14 @@ def make_jobs(
 ) -> list[Job]:
     """One job for each seed of each method; a method may include settings."""
     jobs: list[Job] = []
-    changes: dict[str, Value] = {}
-    data_dir = str(config["data-dir"])
-    if data_dir:  # absolute paths, since engines run in other working directories
-        changes["data-dir"] = str(Path(data_dir).resolve())
-    if path := own_path(str(config["dataset"]), data_dir):
-        changes["dataset"] = str(path.resolve())
     for method in methods:
         variant = Variant.parse(method)
+        applied = variant.apply(config)
+        applied |= absolute_paths(applied)
         for seed in seeds:
             folder = output.resolve() / variant.folder(seed)
-            changes |= {"seed": seed, "output-dir": str(folder)}
-            jobs.append(Job(method, seed, variant.apply(config) | changes, folder))
+            changes: Config = {"seed": seed, "output-dir": str(folder)}
+            jobs.append(Job(method, seed, applied | changes, folder))
     return jobs
 
 

@@ -124,6 +124,18 @@ def own_path(name: str, data_dir: str = "") -> Path | None:
     return None
 
 
+def absolute_paths(config: Mapping[str, Any]) -> dict[str, str]:
+    """The paths of data in `config` by key, absolute: engines run in other working directories."""
+    paths: dict[str, str] = {}
+    data_dir = str(config["data-dir"])
+    if data_dir:
+        paths["data-dir"] = str(Path(data_dir).resolve())
+    path = own_path(str(config["dataset"]), data_dir)
+    if path is not None:
+        paths["dataset"] = str(path.resolve())
+    return paths
+
+
 def source(name: str, data_dir: str = "") -> str:
     """The source of the dataset for `load`: "embedded", "synthesised", a folder, "hub …"."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")

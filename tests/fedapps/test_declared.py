@@ -7,9 +7,11 @@ from own_files import configuration, trained
 from sklearn.datasets import load_breast_cancer, load_wine
 
 import partitions
+from fedapps.engines.job_pool import make_jobs
 from fedapps.planning import check, configured
-from fedapps.settings.experiments import read_arguments
+from fedapps.settings.experiments import Experiment, read_arguments
 from partitions.datasets.loading import configured as loaded
+from partitions.datasets.loading import described
 
 ROWS = 300
 X = np.random.default_rng(7).normal(size=(ROWS, 6)).astype(np.float32)
@@ -319,3 +321,22 @@ def test_wine_is_learnt(tmp_path):
     load_wine(as_frame=True).frame.to_csv(tmp_path / "d.csv", index=False)
     scores, _ = trained(tmp_path / "d.csv", label="target", rounds=5)
     assert scores["novel-accuracy"] >= 0.94
+
+
+def test_data_under_a_relative_path_are_read_and_spoken_of_once(tmp_path, monkeypatch, caplog):
+    """Also where one of the methods has data of its own; jobs may run in another folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        array_file(tmp_path, name=name, y=np.eye(3)[Y])
+    request = read_arguments(["dataset=one.npz", "partition=iid"])
+    request |= Experiment(methods="fedavg,fedavg dataset=two.npz")
+    config, labels = configured(request)
+    jobs = make_jobs(config, labels, [0], tmp_path)
+    assert [job.config["dataset"] for job in jobs] == [
+        str(tmp_path / "one.npz"),
+        str(tmp_path / "two.npz"),
+    ]
+    for job in jobs:
+        described(job.config)
+    said = [text for text in caplog.messages if "labels are one-hot" in text]
+    assert len(said) == 2
