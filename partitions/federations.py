@@ -13,16 +13,15 @@ from torch import Tensor
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
-from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES, Targets
+from fedapps.common.tasks import BINARY, CLASSES, VALUES, Targets
 from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
+from partitions.columns import chosen_columns, owner_column
 from partitions.datasets.description import (
     IMAGE,
-    SIGNAL,
     TABLE,
     TOKENS,
     Description,
     did_you_mean,
-    names_in,
     scaling,
 )
 from partitions.datasets.encoding import Encoding, fit, moments
@@ -42,7 +41,6 @@ from partitions.rules.registry import (
     Config,
     Partition,
     changes,
-    options_of,
 )
 from partitions.shares import (
     SUB_POPULATION,
@@ -131,8 +129,8 @@ class Federation:
         if self.encoding is not None:
             inputs = self.encoding.text(scaled)
         else:
-            inputs = _inputs_text(self.info) + scaled
-        return f"{len(self.dataset.y)} rows, {inputs}, {_labels_text(self.info)}"
+            inputs = self.info.inputs_text + scaled
+        return f"{len(self.dataset.y)} rows, {inputs}, {self.info.labels_text}"
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
@@ -407,7 +405,7 @@ class Federation:
         description = self.info.inputs
         assert description is not None
         source = self.info.name
-        names, notes = _chosen_columns(config, self.info)
+        names, notes = chosen_columns(config, self.info)
         cells = self.dataset.x.numpy()
         encoding = fit(
             cells,
@@ -546,77 +544,6 @@ def novel_shots(config: Config) -> int:
     if shots < 0:
         raise ValueError(f"novel-shots is {shots}; it must not be negative")
     return shots
-
-
-def _inputs_text(info: Info) -> str:
-    """What the inputs of a dataset are, for people."""
-    shape = info.shape
-    kind = IMAGE if info.inputs is None else info.inputs.kind
-    if kind == TOKENS:
-        return f"{shape[0]} tokens each"
-    if len(shape) == 1:
-        return f"vectors of {shape[0]} columns"
-    channels = f"{shape[0]} channel{'s' * (shape[0] > 1)}"
-    if kind == SIGNAL:
-        return f"signals of {channels} and {shape[1]} steps"
-    return f"images of {channels} and {'×'.join(map(str, shape[1:]))} pixels"
-
-
-def _labels_text(info: Info) -> str:
-    """What the labels of a dataset are, for people."""
-    count = info.num_classes
-    if info.task == LABELS:
-        return f"{count} labels, several at once"
-    if info.task == VALUES:
-        return f"{count} value{'s' * (count > 1)} to predict (regression)"
-    return f"{count} classes"
-
-
-def owner_column(config: Config, info: Info) -> str:
-    """The column whose values are the clients; "" if the partition reads none. Raises ValueError
-    if a table has several that it may be."""
-    if "column" not in options_of(config):
-        return ""
-    column = str(config["partition.column"])
-    if column or info.inputs is None or info.inputs.kind != TABLE:
-        return column
-    if len(info.columns) > 1:
-        raise ValueError(
-            f"{info.name} has several columns of texts that may be the clients: "
-            f"{', '.join(info.columns)}; set partition.column to one of them"
-        )
-    return next(iter(info.columns), "")
-
-
-def _chosen_columns(config: Config, info: Info) -> tuple[list[str], list[str]]:
-    """The names of a table's columns that are inputs, and notes about those that are not. Raises
-    ValueError for names in `columns` and `ignore` that are no columns."""
-    description = info.inputs or Description()
-    known = description.names
-    asked = [config["columns"]] if config["columns"] in known else names_in(config["columns"])
-    ignored = [config["ignore"]] if config["ignore"] in known else names_in(config["ignore"])
-    for key, names in (("columns", asked), ("ignore", ignored)):
-        for name in names:
-            if name not in known:
-                raise ValueError(
-                    f"{key} names {name!r}, but {info.name} has no such column of inputs"
-                    f"{did_you_mean(str(name), known)}; its columns: {', '.join(known):.500}"
-                )
-    owner = owner_column(config, info)
-    chosen = []
-    notes = []
-    for column in description.columns:
-        name = column.name
-        if name == owner or name in ignored or (asked and name not in asked):
-            continue
-        if column.identifier and not asked:
-            notes.append(
-                f"{info.name}: column {name} is left out, because {column.identifier}; "
-                "columns=… asks for the columns that are inputs"
-            )
-            continue
-        chosen.append(name)
-    return chosen, notes
 
 
 def _check_classes(rule: str, info: Info) -> None:

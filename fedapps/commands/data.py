@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from fedapps.settings.config import Config
     from partitions.datasets.description import Column
-    from partitions.datasets.loading import Info
     from partitions.inspect import Summary
 
 partition = typer.Typer(help="Partitions of a dataset.", no_args_is_help=True)
@@ -63,8 +62,7 @@ def data(
         config = override(defaults() | {"dataset": name}, overrides)
         entry, (_, data_dir, options) = loading.described(config), loading.named(config)
         kind = "" if entry.inputs is None else f" ({entry.inputs.kind})"
-        what = what_labels_are(entry)
-        say(console, f"{name}: {entry.summary}; {what}, inputs {entry.shape}{kind}")
+        say(console, f"{name}: {entry.summary}; {entry.labels_text}, inputs {entry.shape}{kind}")
         say(console, f"from: {loading.source(name, data_dir)}")
         if entry.files:
             say(console, f"official files: {entry.files}")
@@ -123,17 +121,6 @@ def print_summary(console: Console, summary: "Summary") -> None:
     for label, count in list(summary.class_counts.items())[:100]:
         table.add_row(visible(label), str(count))
     console.print(table)
-
-
-def what_labels_are(info: "Info") -> str:
-    """The number of classes, of labels or of values, in words."""
-    from fedapps.common.tasks import LABELS, VALUES
-
-    if info.task == LABELS:
-        return f"{info.num_classes} labels at once"
-    if info.task == VALUES:
-        return "a value" if info.num_classes == 1 else f"{info.num_classes} values"
-    return f"{info.num_classes} classes"
 
 
 @partition.command()

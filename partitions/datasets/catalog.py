@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedapps.common.tasks import BINARY, CLASSES
-from partitions.datasets.description import Description
+from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES
+from partitions.datasets.description import IMAGE, SIGNAL, TOKENS, Description
 from partitions.datasets.readers.raw import Raw
 
 Moment = float | tuple[float, ...]  # a mean or a deviation: one number, or one for each channel
@@ -43,6 +43,29 @@ class Info:
         """The number of a network's outputs. `num_classes` is that of labels or of values, where
         the task is one of these."""
         return 1 if self.task == BINARY else self.num_classes
+
+    @property
+    def labels_text(self) -> str:
+        """What the labels are, for people."""
+        count = self.num_classes
+        if self.task == LABELS:
+            return f"{count} labels, several at once"
+        if self.task == VALUES:
+            return f"{count} value{'s' * (count > 1)} to predict (regression)"
+        return f"{count} classes"
+
+    @property
+    def inputs_text(self) -> str:
+        """What an input is, for people."""
+        kind = IMAGE if self.inputs is None else self.inputs.kind
+        if kind == TOKENS:
+            return f"{self.shape[0]} tokens each"
+        if len(self.shape) == 1:
+            return f"vectors of {self.shape[0]} columns"
+        channels = f"{self.shape[0]} channel{'s' * (self.shape[0] > 1)}"
+        if kind == SIGNAL:
+            return f"signals of {channels} and {self.shape[1]} steps"
+        return f"images of {channels} and {'×'.join(map(str, self.shape[1:]))} pixels"
 
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

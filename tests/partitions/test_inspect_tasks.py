@@ -33,7 +33,7 @@ def test_values_have_quantiles_in_their_unit(files):
     panels = inspect.figure(clients(file)).axes
     assert [axis.get_title() for axis in panels] == ["1 training clients", "1 novel clients"]
     output = invoke("data", file).output
-    assert "a value, inputs (2,)" in output and "13.75" in output
+    assert "1 value to predict (regression), inputs (2,)" in output and "13.75" in output
     shown = invoke("partition", "show", f"dataset={file}", "partition=iid", "num-clients=2",
                    "--output", files / "x.png").output  # fmt: skip
     assert "medians of clients" in shown and "total variation" not in shown
@@ -45,4 +45,4 @@ def test_several_labels_are_counted_one_by_one(files):
     federated = clients(files / "labels.npz")
     assert inspect.class_counts(federated).sum(0).tolist() == [4, 12]
     assert inspect.sample_counts(federated).tolist() == [6, 6]
-    assert "2 labels at once" in invoke("data", files / "labels.npz").output
+    assert "2 labels, several at once" in invoke("data", files / "labels.npz").output
