@@ -2,7 +2,7 @@
 
 A table's columns have names and kinds. The table needs no torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -20,6 +20,7 @@ DECLARED = (IMAGE, SIGNAL, TOKENS, VECTOR)  # what `inputs=` may say of an array
 
 NUMBER, TRUTH, CATEGORY = "number", "truth value", "category"
 SCALED = (SIGNAL, TABLE, VECTOR)  # kinds that standardize=auto scales
+SHOWN = 10  # names in a sentence
 NO_SCALING, BY_TRAINING = "none", "training-clients"  # of standardize
 
 
@@ -73,3 +74,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A question in parentheses that names the known word nearest to `word`; "" if none is near."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, separated by commas."""
+    shown = ", ".join(f"{name:.60}" for name in names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown

@@ -11,10 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedapps.common.memory_limits import check_size
-from partitions.datasets.description import CATEGORY, NUMBER, TRUTH, Column, Description
+from partitions.datasets.description import (
+    CATEGORY,
+    NUMBER,
+    SHOWN,
+    TRUTH,
+    Column,
+    Description,
+    listed,
+)
 
 REFUSE, MEAN = "refuse", "mean"  # values of missing
-SHOWN = 10  # names in a sentence
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,9 @@ class Encoding:
         columns = {column.name: number for number, column in enumerate(description.columns)}
         missing = [feature.name for feature in self.features if feature.name not in columns]
         if missing:
-            near = f"; its columns: {_listed(description.names)}"
+            near = f"; its columns: {listed(description.names)}"
             raise ValueError(
-                f"{source} has no column {_listed(missing)}, which the run was trained on{near}"
+                f"{source} has no column {listed(missing)}, which the run was trained on{near}"
             )
         width = len(self.outputs)
         check_size(8 * width * len(x), f"{source} with {width} columns for the network")
@@ -142,7 +149,7 @@ class Encoding:
         if column.kind != CATEGORY and not np.isnan(cells).all():
             raise ValueError(
                 f"{source}: column {column.name} holds a {column.kind}; the run takes one of the "
-                f"texts {_listed(feature.categories)} there"
+                f"texts {listed(feature.categories)} there"
             )
         at = {category: number for number, category in enumerate(feature.categories)}
         encoded = np.zeros((len(cells), len(at)))
@@ -194,12 +201,12 @@ def fit(
     if constant:
         notes.append(
             f"{source}: columns are left out, since all training rows hold the same: "
-            f"{_listed(constant)}"
+            f"{listed(constant)}"
         )
     if not features:
         raise ValueError(
             f"{source} has no column of inputs that differs between training rows; its columns: "
-            f"{_listed(description.names)}"
+            f"{listed(description.names)}"
         )
     return Encoding(tuple(features), missing)
 
@@ -249,9 +256,3 @@ def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each column of x (n, d), float64, (d,) each."""
     values = x.astype(np.float64)
     return values.mean(0), values.std(0)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first names, separated by commas."""
-    shown = ", ".join(f"{name:.60}" for name in names[:SHOWN])
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown

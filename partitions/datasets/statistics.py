@@ -24,6 +24,7 @@ from partitions.datasets.description import (
     VECTOR,
     Column,
     Description,
+    listed,
 )
 from partitions.datasets.encoding import Encoding, Feature, feature_of
 from partitions.datasets.readers.columns import MAX_CATEGORIES
@@ -35,7 +36,6 @@ MAX_NAME = 200  # characters of a column's or a category's name
 MAX_TEXT = 2**24  # characters of a client's statistics
 MAX_ROWS = 10**9
 LARGEST = 1e100  # of a mean; squares of larger numbers overflow in a sum
-SHOWN = 10  # names in a sentence
 
 
 @dataclass(frozen=True)
@@ -416,9 +416,9 @@ def _difference(statistics: Statistics, other: Sent) -> str:
     more = [name for name in statistics.names if name not in theirs.names]
     parts = []
     if lacks:
-        parts.append(f"it lacks the columns {_listed(lacks)}")
+        parts.append(f"it lacks the columns {listed(lacks)}")
     if more:
-        parts.append(f"it has {_listed(more)} in addition")
+        parts.append(f"it has {listed(more)} in addition")
     return f"{' and '.join(parts)}, other than {other.sender}"
 
 
@@ -455,12 +455,12 @@ def learnt(sent: Sequence[Sent], missing: str, notes: list[str]) -> SharedEncodi
         std += [1.0] * others
     if constant:
         notes.append(
-            f"columns are left out, since all training rows hold the same: {_listed(constant)}"
+            f"columns are left out, since all training rows hold the same: {listed(constant)}"
         )
     if not features:
         raise ValueError(
             "the training clients have no column of inputs that differs between training rows; "
-            f"their columns: {_listed(first.names)}"
+            f"their columns: {listed(first.names)}"
         )
     table = Encoding(tuple(features), missing)
     return SharedEncoding(TABLE, tuple(mean), tuple(std), table, targets)
@@ -538,9 +538,3 @@ def _targets(sent: Sequence[Sent]) -> Targets:
 def _deviation(squares: float, count: float) -> float:
     """√(M₂ / count); 1 for a constant column, which becomes zero."""
     return math.sqrt(squares / count) or 1.0
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first names, separated by commas."""
-    shown = ", ".join(f"{name:.60}" for name in names[:SHOWN])
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
