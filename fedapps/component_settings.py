@@ -6,7 +6,7 @@ messages therefore say what its component was given, and a client's component co
 that no component carries out is refused."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clients.core.own_optimizer import TORCH_DEFAULTS, OwnOptimizer
@@ -26,6 +26,7 @@ GIVEN = "fedapps-settings"  # key of a message's config: the settings of server_
 # Settings of a run that `server_app` carries out, beside those of the method and of privacy.
 OF_SERVER = frozenset({"round-timeout", "num-clients"})
 OF_INPUTS = ("standardize", "missing")
+OF_SGD = ("lr", "momentum", "weight-decay")
 PARAMETERS = frozenset({"min-available-nodes"})  # of `server_app`, which are no settings there
 
 # What a component has in the place of a run's setting.
@@ -142,6 +143,19 @@ def checked_optimizer(method: str, optimizer: Any, scheduler: Any) -> OwnOptimiz
     return own
 
 
+def check_own_steps(method: str, network: Any) -> None:
+    """Raise ValueError if the method does not train by the `training_step` of a network."""
+    if METHODS[method].client.takes_own_steps():
+        return
+    able = [name for name, m in METHODS.items() if m.client.takes_own_steps()]
+    name = type(network).__name__
+    raise ValueError(
+        f"{name} has training_step and configure_optimizers, and {method} has a loss or steps of "
+        f"its own; choose {', '.join(able)}, or return the network inside, or "
+        f"torch.nn.Sequential({name}(…)) to leave them unused"
+    )
+
+
 def with_optimizer(
     method: str, config: Config, given: Mapping[str, Any], optimizer: OwnOptimizer | None
 ) -> Config:
@@ -150,19 +164,26 @@ def with_optimizer(
     if optimizer is None or optimizer.given == "sgd":
         return config
     keys = {key.removeprefix(f"{method}.") for key in given}
-    of_function = not isinstance(optimizer.given, str)
-    unread = {"lr", "momentum", "weight-decay"} if of_function else {"momentum"}
-    if keys & unread:
-        name = "a function" if of_function else optimizer.given
-        raise Refusal(
-            f"{', '.join(sorted(keys & unread))} is a setting of SGD, and optimizer= is {name}; "
-            "set it there, or leave it out"
-        )
+    if isinstance(optimizer.given, str):
+        check_unread(method, given, ("momentum",), f"optimizer= is {optimizer.given}")
+    else:
+        check_unread(method, given, OF_SGD, "optimizer= is a function")
     changes: dict[str, Any] = {"lr": 1.0, "momentum": 0.0}  # the function has rates of its own
     if isinstance(optimizer.given, str):
         changes = {"momentum": 0.0} | TORCH_DEFAULTS[optimizer.given]
     absent = {key: value for key, value in changes.items() if key not in keys}
     return override(config, {_key_of(method, config, key): v for key, v in absent.items()})
+
+
+def check_unread(
+    method: str, given: Mapping[str, Any], unread: Sequence[str], optimizer: str
+) -> None:
+    """Raise Refusal for a setting of SGD that the user's `optimizer` does not read."""
+    keys = sorted({key.removeprefix(f"{method}.") for key in given} & {*unread})
+    if keys:
+        raise Refusal(
+            f"{', '.join(keys)} is a setting of SGD, and {optimizer}; set it there, or leave it out"
+        )
 
 
 def _key_of(method: str, config: Config, key: str) -> str:

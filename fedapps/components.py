@@ -39,17 +39,21 @@ from clients.models.foreign import (
     takes_whole_numbers,
     uncompiled,
 )
+from clients.models.lightning import OwnSteps, check_without_trainer, trains_itself
 from fedapps.building import Network, build_strategy, client_settings, network_around, shared_of
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import present_key
 from fedapps.common.tasks import BINARY
 from fedapps.component_settings import (
+    OF_SGD,
     announced,
     check_agreement,
     check_carried_out,
     check_declared_task,
+    check_own_steps,
     check_scaling,
+    check_unread,
     check_users,
     checked_optimizer,
     clients_privacy,
@@ -63,7 +67,7 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register, unpack
 from fedapps.node.ledger import guarded
 from fedapps.node.mods import checked_mods
-from fedapps.node.own_data import say_what_is_unused, share_of
+from fedapps.node.own_data import batches_of, say_what_is_unused, share_of
 from fedapps.node.own_encoding import (
     TableReader,
     encoded,
@@ -180,7 +184,9 @@ def client_app(
         )
         return share_of(samples, context, public, form)
 
-    def make_client(context: Context, config: Config, message: Mapping[str, Any]) -> Client:
+    def make_client(
+        context: Context, config: Config, named: Mapping[str, Any], message: Mapping[str, Any]
+    ) -> Client:
         samples = data(context)
         task = str(config["task"])
         scales = config["standardize"] == BY_TRAINING
@@ -191,7 +197,7 @@ def client_app(
         else:
             share = read(samples, context, config, None)
         shape = tuple(share.everything.x.shape[1:])
-        (network, initial), num_outputs = _network(
+        (network, initial), num_outputs, module = _network(
             method,
             model,
             config,
@@ -216,28 +222,41 @@ def client_app(
             client.criterion = criterion.to(client.device)
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
+        if module is not None:
+            client.own_steps = own_steps(module, samples, named)
         if scales:
             client.offers = (*client.offers, STATISTICS)
         say_what_is_unused(samples, client.batch_size)
         return client
 
-    def checked(message: Message, context: Context) -> Config:
-        """The configuration that holds for the message."""
+    def own_steps(module: nn.Module, samples: Any, named: Mapping[str, Any]) -> OwnSteps:
+        check_unread(method, named, OF_SGD, f"{type(module).__name__} has configure_optimizers")
+        name = type(module).__name__
+        for keyword, value in (("loss", loss), ("optimizer", own_optimizer)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} has training_step and configure_optimizers, and client_app was given "
+                    f"{keyword}=; leave it out, or let model= return the network inside"
+                )
+        return OwnSteps(module, batches_of(samples))
+
+    def checked(message: Message, context: Context) -> tuple[Config, Mapping[str, Any]]:
+        """The configuration that holds for the message, and what was given of it by name."""
         chosen, named = with_run_config("client_app", method, config, keys, context.run_config)
         chosen = with_optimizer(method, chosen, named, own_optimizer)
         sent = settings_of(message)
         check_agreement(method, chosen, keys, sent)  # both halves see the run's configuration
         check_message(method, chosen, sent)
-        return chosen
+        return chosen, named
 
     def handle(message: Message, context: Context) -> Message:
         def checked_client(context: Context, _: str) -> Client:
-            return make_client(context, checked(message, context), settings_of(message))
+            return make_client(context, *checked(message, context), settings_of(message))
 
         return answer(message, context, checked_client)
 
     def send_sums(message: Message, context: Context) -> Message:
-        chosen = checked(message, context)
+        chosen, _ = checked(message, context)
         reader = TableReader(None)
         share = read(data(context), context, chosen, reader)
         sums = statistics_of(share, reader, str(chosen["missing"]), least_category_rows)
@@ -310,7 +329,7 @@ def server_app(
         config, keys = with_run_config("server_app", method, own, own_keys, context.run_config)
         construct(entry.strategy, config=config, method=method)  # raises for a value out of range
         whole, parts = packing(shape)
-        network, _ = _network(method, model, config, whole, context, parts=parts)
+        network, _, _ = _network(method, model, config, whole, context, parts=parts)
         num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
         privacy = privacy_of(method, config, num_rounds)
         least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
@@ -372,15 +391,23 @@ def _network(
     context: Context,
     outputs: str = "",
     parts: Sequence[Part] = (),
-) -> tuple[Network, int]:
-    """The method's network around the user's, and the number of its outputs. The seed alone decides
-    its initial arrays. `outputs` says what these are; "" leaves them unchecked, as for the server,
-    which computes none. Inputs are packed of `parts`."""
+) -> tuple[Network, int, nn.Module | None]:
+    """The method's network around the user's, the number of its outputs, and the user's network if
+    it trains itself. The seed alone decides its initial arrays. `outputs` says what these are; ""
+    leaves them unchecked, as for the server, which computes none. Inputs are packed of `parts`."""
     task = str(config["task"])
     with drawing(int(str(config["seed"]))):
         base = _made(model, context)
         name = type(base).__name__
-        network, num_outputs = adopted(base, name, shape, task=task, parts=parts)
+        if isinstance(base, nn.Module):
+            base = uncompiled(base)
+        by_itself = trains_itself(base)
+        if by_itself:
+            check_own_steps(method, base)
+            check_without_trainer(base)
+        network, num_outputs = adopted(
+            base, name, shape, task=task, parts=parts, trains_itself=by_itself
+        )
         if outputs == PROBABILITIES:
             of_probabilities(network, task)
         elif outputs == LOGITS:
@@ -389,7 +416,7 @@ def _network(
         info = Info("own", shape, classes, "", task=task)
         settings = of_method(config, method)
         built = network_around(network.eval(), method, info, settings)
-        return built, num_outputs
+        return built, num_outputs, base if by_itself else None
 
 
 def _inputs_of(model: Model, config: Config, context: Context) -> Sequence[str]:

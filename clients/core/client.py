@@ -6,10 +6,11 @@ messages (`clients.core.protocol`)."""
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from clients.core.protocol import (
     StateUse,
     with_names,
 )
-from clients.core.sgd import batches, train_only
+from clients.core.sgd import batches, sgd, train_only
 from fedapps.common.class_members import Renamed
 from fedapps.common.memory_limits import PASS_MEGABYTES, num_parts
 from fedapps.common.seeds import SEED, seed_of, seed_torch
@@ -52,6 +53,17 @@ from fedapps.common.settings import (
 from fedapps.common.tasks import ALL_TASKS, CLASSES, not_served
 from partitions.datasets.loading import Info
 from partitions.shares import Share
+
+
+class OwnSteps(Protocol):
+    """Local training by methods of the user's network."""
+
+    def within(
+        self, model: nn.Module, settings: dict[str, Any], factor: float, batches_per_epoch: int
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """The arguments of `sgd` in the place of `settings`, at `factor` times the learning rates;
+        an epoch has `batches_per_epoch`, 0 where it is not known."""
+
 
 # Each message builds a client, and torch's own check is slow.
 has_cuda = cache(torch.cuda.is_available)
@@ -99,6 +111,9 @@ class Client(Streaming, Configured, NumPyClient):
     # The mathematics holds for any optimizer of local training. A class that defines `train` or
     # `fit_locally` without this line trains by SGD alone, see `takes_optimizer`.
     any_optimizer = True
+    # The loss of local training may be that of the user's own `training_step`: nothing else that
+    # the method learns needs the outputs' loss.
+    any_loss = True
     # Attributes that are learning rates, which may decay over the rounds.
     rates: tuple[str, ...] = ("lr",)
     few_shot: FewShot = FewShot.TUNED
@@ -223,6 +238,7 @@ class Client(Streaming, Configured, NumPyClient):
         self.targets = share.targets
         self.criterion: Criterion = CRITERIA[share.targets.task]
         self.own_optimizer: OwnOptimizer | None = None  # of the user, in place of SGD
+        self.own_steps: OwnSteps | None = None  # of the user's network, in place of loss and SGD
         self.own_scores: Mapping[str, OwnScore] = {}
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
@@ -268,6 +284,12 @@ class Client(Streaming, Configured, NumPyClient):
             if not vars(definer).get("any_optimizer", False):
                 return False
         return True
+
+    @classmethod
+    def takes_own_steps(cls) -> bool:
+        """Whether local training may be that of a user's network, with its loss and optimizer."""
+        kind = next(kind for kind in cls.__mro__ if "loss" in vars(kind))
+        return kind is Client and cls.any_loss and cls.takes_optimizer()
 
     @classmethod
     def build_network(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
@@ -449,7 +471,16 @@ class Client(Streaming, Configured, NumPyClient):
                 momentum=settings["momentum"],
                 weight_decay=settings["weight_decay"],
             )
+        if self.own_steps is not None:
+            return self._by_own_steps(self.own_steps, settings)
         return run_sgd(self, settings)
+
+    def _by_own_steps(self, own: OwnSteps, settings: dict[str, Any]) -> float:
+        batches_per_epoch = 0
+        if self.local_epochs:
+            batches_per_epoch = math.ceil(len(self.share.train) / self.batch_size)
+        with own.within(self.model, settings, self._decay(), batches_per_epoch) as changed:
+            return sgd(**changed)
 
     def _decay(self) -> float:
         """The factor by which the learning rate has decayed."""

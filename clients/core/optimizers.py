@@ -191,11 +191,14 @@ class AdamW(Adam):
 
 
 class TorchOptimizer:
-    """A user's optimizer of `torch.optim`, and a scheduler of its learning rates for each step."""
+    """A user's optimizer of `torch.optim`, and a scheduler of its learning rates for each step.
 
-    def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
+    Each step is at `factor` times the learning rates."""
+
+    def __init__(self, optimizer: Any, scheduler: Any = None, factor: float = 1.0) -> None:
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self.factor = factor
 
     def parameters(self) -> list[Tensor]:
         """The parameters of all groups."""
@@ -210,7 +213,13 @@ class TorchOptimizer:
 
     def step(self) -> None:
         """One step, then one of the scheduler."""
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = self.factor * group["lr"]  # a new object: a rate may be a tensor
         self.optimizer.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
         if self.scheduler is not None:
             self.scheduler.step()
 

@@ -57,7 +57,5 @@ class OwnOptimizer:
             raise ValueError(
                 f"optimizer= returned {type(optimizer).__name__}, which is no optimizer of torch"
             )
-        for group in optimizer.param_groups:
-            group["lr"] *= factor
         scheduler = None if self.scheduler is None else self.scheduler(optimizer)
-        return TorchOptimizer(optimizer, scheduler)
+        return TorchOptimizer(optimizer, scheduler, factor)

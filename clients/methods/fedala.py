@@ -37,6 +37,7 @@ class FedALAClient(Client):
     """W_i of the last `layers` layers is trained at `mixing_lr` on a `mixing_share` of the data."""
 
     any_optimizer = True
+    any_loss = False  # W_i is learnt on the loss of outputs and labels
     rates = ("lr", "mixing_lr")
     also_scores_global_model = True
     needs_state = StateUse.PREDICTIONS

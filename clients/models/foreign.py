@@ -1,6 +1,7 @@
 """Networks from outside the package: what they take and return is found by trial, before a run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -16,7 +17,8 @@ from partitions.parts import Part, unpacked
 from partitions.shares import Samples
 
 COMPILED = "_orig_mod"  # where torch.compile keeps the network that it was given
-TRAINING = ("training_step", "configure_optimizers", "manual_backward", "optimizer_step")
+STEP, OPTIMIZERS = "training_step", "configure_optimizers"
+TRAINING = (STEP, OPTIMIZERS, "manual_backward", "optimizer_step")
 LIBRARIES = ("lightning", "pytorch_lightning")  # whose base classes define these
 SPREAD = 0.1  # of the noise on parameters, so that a scale of 1 shows in a trial
 SCALES = (1.0, 100.0)  # of the inputs of a trial, so that a bound of the outputs shows
@@ -103,14 +105,22 @@ def first_tensor(values: Any) -> Tensor | None:
     return None
 
 
-class _Outputs:
+class _Hook:
+    """A hook of `adopted`, which `as_given` turns off."""
+
+    off = False
+
+
+class _Outputs(_Hook):
     """A forward hook: of several outputs the logits remain, and one output for each sample is a
     column (n, 1). `to_logits` makes logits of what the network gives."""
 
     def __init__(self) -> None:
         self.to_logits: Callable[[Tensor], Tensor] | None = None
 
-    def __call__(self, network: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor:
+    def __call__(self, network: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self.off:
+            return output
         logits = output if isinstance(output, Tensor) else _main(network, output)
         if logits.ndim < 2:
             x = first_tensor((args, kwargs))
@@ -209,32 +219,38 @@ def _are_probabilities(outputs: Tensor, task: str) -> bool:
     return task != CLASSES or torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
 
 
-class _Repeated:
+class _Repeated(_Hook):
     """A forward pre-hook: images of one channel become images of `channels` equal ones."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
 
     def __call__(self, network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.off:
+            return inputs
         x, *others = inputs
         return (x.expand(-1, self.channels, -1, -1), *others)
 
 
-class _Whole:
+class _Whole(_Hook):
     """A forward pre-hook: inputs become whole numbers again, as token ids are."""
 
     def __call__(self, network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.off:
+            return inputs
         x, *others = inputs
         return (x.long(), *others)
 
 
-class _Parts:
+class _Parts(_Hook):
     """A forward pre-hook: x is unpacked into the input tensors that it holds."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
 
     def __call__(self, network: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.off:
+            return args, kwargs
         x, *others = args
         tensors = unpacked(x, self.parts)
         by_position = [t for t, part in zip(tensors, self.parts, strict=True) if not part.name]
@@ -284,17 +300,20 @@ def adopted(
     num_outputs: int | None = None,
     task: str = "",
     parts: Sequence[Part] = (),
+    trains_itself: bool = False,
 ) -> tuple[nn.Module, int]:
     """The network, which gives logits (n, C) of inputs (n, *shape), and C. Its names stay.
 
     Images of one channel are repeated where it takes more. Inputs become whole numbers where it
     takes these alone, and packed inputs are unpacked into their `parts`. Of several outputs the
-    logits remain. Raises ValueError for inputs that it cannot take, for parameters that cannot be
-    trained, and for outputs that are no logits of the `task`, or of `num_outputs`."""
+    logits remain. A network that `trains_itself` may have methods that train it. Raises ValueError
+    for inputs that it cannot take, for parameters that cannot be trained, and for outputs that are
+    no logits of the `task`, or of `num_outputs`."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name!r} gives {type(network).__name__}, not a torch.nn.Module")
     network = uncompiled(network)
-    check_trains_nothing(network)
+    if not trains_itself:
+        check_trains_nothing(network)
     check_types(network)
     network.register_forward_hook(_Outputs(), with_kwargs=True)
     training = network.training
@@ -438,20 +457,35 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
 def check_trains_nothing(network: nn.Module) -> None:
     """Raise ValueError for a network that says how it is trained, as a LightningModule does: local
     training takes its outputs alone."""
-    defined = [name for name in TRAINING if _is_defined(network, name)]
+    defined = [name for name in TRAINING if defines(network, name)]
     if defined:
         name = type(network).__name__
         methods = " and ".join(defined)
         raise ValueError(
             f"{name} has {methods}, which would not be called: clients train the outputs "
             "of the network by optimizer= (SGD by default), on loss=; "
-            f"return the network inside, or torch.nn.Sequential({name}(…)) to leave them unused"
+            f"return the network inside, or torch.nn.Sequential({name}(…)) to leave them unused; "
+            f"client_app calls {STEP} and {OPTIMIZERS} of a network that has both"
         )
 
 
-def _is_defined(network: nn.Module, name: str) -> bool:
+def defines(network: object, name: str) -> bool:
     """Whether a class of the network, but not Lightning's own base class, defines the method."""
     for kind in type(network).__mro__:
         if name in vars(kind):
             return kind.__module__.partition(".")[0] not in LIBRARIES
     return False
+
+
+@contextmanager
+def as_given(network: nn.Module) -> Iterator[None]:
+    """Within the context an adopted network takes and returns what it did before `adopted`."""
+    hooks: list[Any] = [*network._forward_hooks.values(), *network._forward_pre_hooks.values()]
+    off = [hook for hook in hooks if isinstance(hook, _Hook)]
+    for hook in off:
+        hook.off = True
+    try:
+        yield
+    finally:
+        for hook in off:
+            hook.off = False

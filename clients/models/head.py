@@ -1,6 +1,7 @@
 """Networks of the form ``head(features(x))``, and how others get that form."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import product
 from typing import Any
@@ -43,12 +44,14 @@ def take_head(model: nn.Module) -> nn.Linear:
 
 
 class ForeignNetwork(HeadedNetwork):
-    """A network from outside the package: `body` is all of it except its last linear layer."""
+    """A network from outside the package: `body` is all of it except its last linear layer, which
+    was at `place`."""
 
-    def __init__(self, body: nn.Module, head: nn.Linear) -> None:
+    def __init__(self, body: nn.Module, head: nn.Linear, place: str = "") -> None:
         super().__init__()
         self.body = body
         self.head = head
+        self.place = place
 
     def features(self, x: Tensor) -> Tensor:
         """What `body` gives."""
@@ -65,6 +68,7 @@ class NamedHead(nn.Module):
         network.set_submodule(place, _Reference(head))
         self.body = network
         self.head = head
+        self.place = place
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, C)."""
@@ -169,7 +173,21 @@ def split(network: nn.Module, place: str) -> ForeignNetwork:
     head = network.get_submodule(place)
     assert isinstance(head, nn.Linear)
     network.set_submodule(place, nn.Identity())
-    return ForeignNetwork(network, head)
+    return ForeignNetwork(network, head, place)
+
+
+@contextmanager
+def with_head(model: nn.Module) -> Iterator[None]:
+    """Within the context the networks in `model` that lack their head have it in its place."""
+    parted = [m for m in model.modules() if isinstance(m, ForeignNetwork | NamedHead) and m.place]
+    stand_ins = [network.body.get_submodule(network.place) for network in parted]
+    for network in parted:
+        network.body.set_submodule(network.place, network.head)
+    try:
+        yield
+    finally:
+        for network, stand_in in zip(parted, stand_ins, strict=True):
+            network.body.set_submodule(network.place, stand_in)
 
 
 def has_form(network: nn.Module, shape: tuple[int, ...]) -> bool:

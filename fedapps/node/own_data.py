@@ -13,13 +13,14 @@ from torch.utils.data import (
     DataLoader,
     RandomSampler,
     SequentialSampler,
+    TensorDataset,
     default_collate,
 )
 
 from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
 from partitions.items import from_batch, from_items, from_tensors
-from partitions.reading import Form, as_array, is_list_of_numbers, is_table, of_table
+from partitions.reading import Form, as_array, as_tensor, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
 
 FORMS = (
@@ -86,6 +87,26 @@ def share_of(
         public=public_samples,
         targets=Targets(form.task),
     )
+
+
+def batches_of(given: Any) -> Callable[[list[int]], Any] | None:
+    """Batches of rows of the training samples that `data` returned, as a DataLoader makes them;
+    None for tables and columns, which have no batches of their own."""
+    part = given_parts(given).train
+    collate = default_collate
+    if isinstance(part, DataLoader):
+        collate = part.collate_fn
+        part = _dataset(part)
+    elif is_table(part) or isinstance(part, Mapping) or is_list_of_numbers(part):
+        return None
+    elif _are_inputs_and_labels(part):
+        if not all(isinstance(item, ARRAYS) for item in part):
+            return None
+        part = TensorDataset(*map(as_tensor, part))
+    elif isinstance(part, ARRAYS):
+        part = TensorDataset(as_tensor(part))
+    items = part
+    return lambda rows: collate([items[row] for row in rows])
 
 
 def say_what_is_unused(given: Any, batch_size: int) -> None:
