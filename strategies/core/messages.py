@@ -25,7 +25,8 @@ from strategies.core.limits import (
     usual_count,
 )
 from strategies.core.privacy import Privacy
-from strategies.core.replies import EXAMPLES, NOT_FINITE, Node, Requirement, Update, read_reply
+from strategies.core.replies import EXAMPLES, NOT_FINITE, Node, Requirement, Update
+from strategies.core.reply_checks import read_reply
 from strategies.core.round import Request, Round
 
 Sent = list[tuple[Message, Node]]

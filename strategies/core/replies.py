@@ -1,9 +1,6 @@
-"""Nodes, what a strategy requires of their clients, and the checks on their replies.
+"""Nodes, what a strategy requires of their clients, and their replies.
 
-Replies are not trusted. Each is read, compared with what is expected, and refused with its cause:
-an error, malformed values, missing or unknown names, wrong shapes or dtypes, NaN or infinity. See
-`strategies.core.reply_metrics` for the numbers in a reply, `strategies.core.limits` for its
-size."""
+`strategies.core.reply_checks` reads a reply, `strategies.core.limits` limits its influence."""
 
 import math
 from collections import Counter
@@ -13,25 +10,17 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from clients.core.arrays import Arrays, from_record
+from clients.core.arrays import Arrays
 from clients.core.protocol import CAPABILITIES, UNLABELED
 from fedapps.common.errors import bounded
-from strategies.core.reply_metrics import (
-    checked_values,
-    checked_weight,
-    foreign_numbers,
-    not_finite,
-    raw_values,
-)
 
 EXAMPLES = "num-examples"
 NOT_FINITE = "not-finite"  # cause of refusal: an array holds NaN or infinity
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
-SHOWN = 5  # arrays that an error's text lists
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -130,106 +119,6 @@ class Requirement:
             )
         words = "%s is lenient: with clients that do not %s it is %s"
         log(WARNING, words, strategy, self.behaviour, self.fallback)
-
-
-def read_reply(
-    reply: Message,
-    node: Node,
-    like: Arrays | None,
-    train: bool,
-    weighted_by: str = EXAMPLES,
-    requires: Requirement | None = None,
-) -> tuple[Update | None, str, str]:
-    """A reply as an update and two empty texts; or None, the cause and the detail of its refusal.
-
-    The update's weight is the reply's metric `weighted_by`; in a train reply it must be positive.
-    With `like` the arrays must have its names, shapes and dtypes; floats of another width are cast
-    to the dtype in `like`."""
-    if reply.has_error():
-        cause = "missing" if is_lost(reply) else "error"
-        return None, cause, error_of(reply)
-    try:
-        update = _unchecked_update(reply, node, weighted_by, requires)
-        if train and not update.num_examples:
-            raise ValueError(f"{weighted_by} is 0 or missing; a client trains on some samples")
-    except Exception as error:  # whatever a client's bytes raise, only its reply is lost
-        return None, "malformed", f"{type(error).__name__}: {error}"
-    if train and requires is not None:
-        names_of_values = raw_values(reply.content)
-        if not requires.is_met(update.arrays, names_of_values):
-            return None, LACKS, f"the client does not {requires.behaviour}"
-    if like is not None:
-        mismatch = _mismatch(update.arrays, like)
-        if mismatch is not None:
-            return None, *mismatch
-    return update, "", ""
-
-
-def _unchecked_update(
-    reply: Message, node: Node, weighted_by: str, requires: Requirement | None
-) -> Update:
-    """The reply's arrays and checked numbers; its arrays are not compared with anything yet.
-
-    Raises ValueError for malformed values."""
-    arrays: Arrays = {}
-    for record in reply.content.values():
-        if isinstance(record, ArrayRecord):
-            arrays |= from_record(record, copy=False)
-    values = raw_values(reply.content)
-    foreign_metrics: dict[str, float | list[float]] = {}
-    if node.foreign:
-        # Names of a foreign client mean something else here, except those that the strategy needs.
-        needed = requires.metrics if requires is not None else ()
-        metrics = checked_values({name: v for name, v in values.items() if name in needed})
-        foreign_metrics = foreign_numbers(values)
-        foreign_metrics.pop(weighted_by, None)
-    else:
-        metrics = checked_values(values)
-    weight = metrics.pop(weighted_by, values.get(weighted_by, 0))
-    num_examples = checked_weight(weight, weighted_by)
-    if weighted_by == EXAMPLES:
-        # At most the count that the client gave when it joined.
-        num_examples = min(num_examples, node.properties.get(EXAMPLES, num_examples))
-    return Update(
-        node, arrays, num_examples, metrics, foreign_metrics, not_finite=not_finite(values)
-    )
-
-
-def _mismatch(arrays: Arrays, like: Arrays) -> tuple[str, str] | None:
-    """Cause and detail of the first difference from `like`; None if there is none.
-
-    Casts floats of another width in place."""
-    if arrays.keys() != like.keys():
-        lacking = _shapes(like, arrays)
-        unexpected = _shapes(arrays, like)
-        return (
-            "names",
-            f"the reply lacks {lacking}; it has {unexpected}, which is not expected",
-        )
-    misshapen = {name: a for name, a in arrays.items() if a.shape != like[name].shape}
-    if misshapen:
-        expected = _shapes({name: like[name] for name in misshapen})
-        return "shape", f"the reply has {_shapes(misshapen)}, expected {expected}"
-    for name, array in arrays.items():
-        dtype = like[name].dtype
-        if array.dtype == dtype:
-            continue
-        if not array.dtype.kind == dtype.kind == "f":
-            return "dtype", f"{name} is {array.dtype}, expected {dtype}"
-        with np.errstate(over="ignore"):  # infinity is refused later
-            arrays[name] = array.astype(dtype)
-    return None
-
-
-def _shapes(arrays: Arrays, without: Iterable[str] = ()) -> str:
-    """The first names of the arrays, with their shapes, leaving out the names in `without`."""
-    names = sorted(arrays.keys() - set(without))
-    if not names:
-        return "nothing"
-    words = [f"{name:.100} {arrays[name].shape}" for name in names[:SHOWN]]
-    if len(names) > SHOWN:
-        words.append("…")
-    return ", ".join(words)
 
 
 def error_of(reply: Message) -> str:

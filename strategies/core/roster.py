@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from clients.core.protocol import CAPABILITIES
 from fedapps.common.errors import brief
 from strategies.core.replies import LACKS, Node, Requirement, error_of, has_raised
-from strategies.core.reply_metrics import checked_values, raw_values
+from strategies.core.reply_checks import checked_values, raw_values
 
 POLL_SECONDS = 0.5
 ASKED_AT_ONCE = 5000  # nodes; a query and its reply take 3 kB of memory

@@ -10,7 +10,7 @@
 5. `aggregate_evaluate` computes the metrics and ends the round.
 
 The other files of this folder have one subject each: the roster of nodes (`roster`), messages and
-replies (`messages`, `replies`, `reply_metrics`, `limits`), metrics (`evaluation`), saved state
+replies (`messages`, `replies`, `reply_checks`, `limits`), metrics (`evaluation`), saved state
 (`run_state`) and privacy (`privacy`)."""
 
 import time
@@ -21,7 +21,7 @@ from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -288,7 +288,6 @@ class PersonalizedStrategy(StrategyBase):
         now.end_phase("clients")
         self._stop_on_failure()
         self._stop_on_few(updates)
-        foreign_records = records(updates, self.weighted_by_key)
         started_from = [now.payloads[update.node] for update in updates]
         updates = self.to_server_names(updates, started_from)[0]
         # Free the sent models: they use twice the memory of the replies.
@@ -307,7 +306,7 @@ class PersonalizedStrategy(StrategyBase):
         now.report |= self._train_report(updates, clients) | self.report()
         now.end_phase("aggregate")
         self.messenger.record = None if self.keeps_arrays else to_record(self.arrays)
-        return self.messenger.record, self._train_metrics(foreign_records)
+        return self.messenger.record, self._train_metrics(updates)
 
     def _expected_replies(self) -> dict[Node, Arrays]:
         """For each node the arrays whose names, shapes and dtypes its train reply must have."""
@@ -341,12 +340,13 @@ class PersonalizedStrategy(StrategyBase):
         report["megabytes"] = {way: count / clients / 1e6 for way, count in now.bytes.items()}
         return report
 
-    def _train_metrics(self, foreign_records: list[RecordDict]) -> MetricRecord:
+    def _train_metrics(self, updates: list[Update]) -> MetricRecord:
         """A round's metrics, for Flower's `Result` or a wrapper."""
         report = self.now.report
         metrics = MetricRecord()
         if self.privacy is None:
             aggregate = self.train_metrics_aggr_fn or foreign_means
+            foreign_records = records(updates, self.weighted_by_key)
             metrics.update(aggregate(foreign_records, self.weighted_by_key))
         if not self.messenger.hides_participants:
             metrics["valid-replies"] = report["valid"]

@@ -1,4 +1,7 @@
-"""Checks of the numbers and texts in replies. Strategies read no unchecked values.
+"""Reading a reply: the checks of its arrays, numbers and texts. Strategies read nothing unchecked.
+
+Replies are not trusted. Each is read, compared with what is expected, and refused with its cause:
+an error, malformed values, missing or unknown names, wrong shapes or dtypes, NaN or infinity.
 
 A client of this package never sends a text in place of a number, or an accuracy of 7: a reply with
 such a value is refused. A number that overflowed (NaN, infinity, beyond ±LARGEST) may come from
@@ -8,14 +11,26 @@ without a check of their range."""
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from clients.core.arrays import Arrays, from_record
 from clients.core.protocol import CAPABILITIES, SUMS, UNLABELED
 from partitions.datasets.statistics import read_statistics
+from strategies.core.replies import (
+    EXAMPLES,
+    LACKS,
+    Node,
+    Requirement,
+    Update,
+    error_of,
+    is_lost,
+)
 
+SHOWN = 5  # arrays that an error's text lists
 LARGEST = 1e12
 MAX_VALUES = 100  # of a reply
 NAME = re.compile(r"[\w.+-]{1,64}")
@@ -123,6 +138,106 @@ READERS: dict[str, Reader] = {
     "dp-sigma": number(0),
     "seconds": number(0),
 }
+
+
+def read_reply(
+    reply: Message,
+    node: Node,
+    like: Arrays | None,
+    train: bool,
+    weighted_by: str = EXAMPLES,
+    requires: Requirement | None = None,
+) -> tuple[Update | None, str, str]:
+    """A reply as an update and two empty texts; or None, the cause and the detail of its refusal.
+
+    The update's weight is the reply's metric `weighted_by`; in a train reply it must be positive.
+    With `like` the arrays must have its names, shapes and dtypes; floats of another width are cast
+    to the dtype in `like`."""
+    if reply.has_error():
+        cause = "missing" if is_lost(reply) else "error"
+        return None, cause, error_of(reply)
+    try:
+        update = _unchecked_update(reply, node, weighted_by, requires)
+        if train and not update.num_examples:
+            raise ValueError(f"{weighted_by} is 0 or missing; a client trains on some samples")
+    except Exception as error:  # whatever a client's bytes raise, only its reply is lost
+        return None, "malformed", f"{type(error).__name__}: {error}"
+    if train and requires is not None:
+        names_of_values = raw_values(reply.content)
+        if not requires.is_met(update.arrays, names_of_values):
+            return None, LACKS, f"the client does not {requires.behaviour}"
+    if like is not None:
+        mismatch = _mismatch(update.arrays, like)
+        if mismatch is not None:
+            return None, *mismatch
+    return update, "", ""
+
+
+def _unchecked_update(
+    reply: Message, node: Node, weighted_by: str, requires: Requirement | None
+) -> Update:
+    """The reply's arrays and checked numbers; its arrays are not compared with anything yet.
+
+    Raises ValueError for malformed values."""
+    arrays: Arrays = {}
+    for record in reply.content.values():
+        if isinstance(record, ArrayRecord):
+            arrays |= from_record(record, copy=False)
+    values = raw_values(reply.content)
+    foreign_metrics: dict[str, float | list[float]] = {}
+    if node.foreign:
+        # Names of a foreign client mean something else here, except those that the strategy needs.
+        needed = requires.metrics if requires is not None else ()
+        metrics = checked_values({name: v for name, v in values.items() if name in needed})
+        foreign_metrics = foreign_numbers(values)
+        foreign_metrics.pop(weighted_by, None)
+    else:
+        metrics = checked_values(values)
+    weight = metrics.pop(weighted_by, values.get(weighted_by, 0))
+    num_examples = checked_weight(weight, weighted_by)
+    if weighted_by == EXAMPLES:
+        # At most the count that the client gave when it joined.
+        num_examples = min(num_examples, node.properties.get(EXAMPLES, num_examples))
+    return Update(
+        node, arrays, num_examples, metrics, foreign_metrics, not_finite=not_finite(values)
+    )
+
+
+def _mismatch(arrays: Arrays, like: Arrays) -> tuple[str, str] | None:
+    """Cause and detail of the first difference from `like`; None if there is none.
+
+    Casts floats of another width in place."""
+    if arrays.keys() != like.keys():
+        lacking = _shapes(like, arrays)
+        unexpected = _shapes(arrays, like)
+        return (
+            "names",
+            f"the reply lacks {lacking}; it has {unexpected}, which is not expected",
+        )
+    misshapen = {name: a for name, a in arrays.items() if a.shape != like[name].shape}
+    if misshapen:
+        expected = _shapes({name: like[name] for name in misshapen})
+        return "shape", f"the reply has {_shapes(misshapen)}, expected {expected}"
+    for name, array in arrays.items():
+        dtype = like[name].dtype
+        if array.dtype == dtype:
+            continue
+        if not array.dtype.kind == dtype.kind == "f":
+            return "dtype", f"{name} is {array.dtype}, expected {dtype}"
+        with np.errstate(over="ignore"):  # infinity is refused later
+            arrays[name] = array.astype(dtype)
+    return None
+
+
+def _shapes(arrays: Arrays, without: Iterable[str] = ()) -> str:
+    """The first names of the arrays, with their shapes, leaving out the names in `without`."""
+    names = sorted(arrays.keys() - set(without))
+    if not names:
+        return "nothing"
+    words = [f"{name:.100} {arrays[name].shape}" for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        words.append("…")
+    return ", ".join(words)
 
 
 def raw_values(content: RecordDict) -> dict[str, Any]:
