@@ -41,7 +41,7 @@ def command_page() -> str:
 def settings_page() -> str:
     """Every setting, the common ones first, then each method's."""
     from experiments.method_pages import settings, table
-    from fedapps.settings.schema import declared
+    from fedapps.settings.config import declared
 
     sections = dict.fromkeys(key.rpartition(".")[0] for key in declared())
     titles = {"": "Common settings", "partition": "Options of partitions"}

@@ -30,8 +30,9 @@ from fedapps.clientapp import app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.saved import read_json
 from fedapps.serverapp import run, run_in_process
-from fedapps.settings.config import Config, defaults, override, run_configuration
+from fedapps.settings.config import Config, defaults, override
 from fedapps.settings.experiments import read_arguments
+from fedapps.settings.saved_configurations import run_configuration
 from partitions import inspect
 
 matplotlib.use("Agg")

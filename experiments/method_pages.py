@@ -17,8 +17,7 @@ from pathlib import Path
 from fedapps.common.tasks import ALL_TASKS
 from fedapps.methods import METHODS, Method
 from fedapps.serverapp import run_in_process
-from fedapps.settings.config import Config, defaults
-from fedapps.settings.schema import declared
+from fedapps.settings.config import Config, declared, defaults
 
 DOCS = Path(__file__).parents[1] / "docs"
 TINY: Config = {"num-clients": 6, "rounds": 1, "local-steps": 1, "evaluate-every": 1}

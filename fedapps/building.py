@@ -24,9 +24,8 @@ from clients.models import build_model, sized
 from clients.models.foreign import check_logits
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
-from fedapps.common.external_code import options
 from fedapps.common.seeds import drawing
-from fedapps.common.settings import taken
+from fedapps.common.settings import keyword_arguments, taken
 from fedapps.methods import METHODS, Method
 from fedapps.saved import trained_rounds
 from fedapps.settings.config import Config, accepted, construct, settings
@@ -75,7 +74,7 @@ def check_takes(client: Client, config: Config, info: Info) -> None:
     """Raise ValueError if the client's network cannot take an input of the user's own data."""
     name = client.model_name or str(config["model"])
     network = build_model(
-        name, info.shape, info.num_outputs, int(config["seed"]), **options(config, name)
+        name, info.shape, info.num_outputs, int(config["seed"]), **keyword_arguments(config, name)
     )
     sample = client.share.everything[:1][0]
     try:
@@ -111,7 +110,9 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
     chosen = settings(config | {"model": client.model_name}, method)
     name = str(chosen["model"])
     seed = int(chosen["seed"])
-    network = build_model(name, info.shape, info.num_outputs, seed, **options(config, name))
+    network = build_model(
+        name, info.shape, info.num_outputs, seed, **keyword_arguments(config, name)
+    )
     try:
         with torch.no_grad(), drawing(seed):
             network.train()(client.share.train[:1][0])
@@ -181,7 +182,7 @@ def method_model(method: str, config: Config, info: Info) -> Network:
 
     A process keeps one network per configuration: every call of a client sets all its arrays."""
     method_settings = settings(config, method)
-    model_options = options(config, str(method_settings["model"]))
+    model_options = keyword_arguments(config, str(method_settings["model"]))
     return _method_model(
         method,
         tuple(sorted(method_settings.items())),

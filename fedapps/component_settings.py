@@ -14,9 +14,9 @@ from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.common.tasks import AUTO, CLASSES, TASKS
 from fedapps.methods import METHODS, check_private, check_serves
-from fedapps.settings.companions import check_beside
 from fedapps.settings.config import Config, construct, defaults, override, settings
 from fedapps.settings.run import RunSettings
+from fedapps.settings.unread import check_beside
 from partitions.datasets.description import BY_TRAINING, NO_SCALING
 from partitions.datasets.encoding import REFUSE
 from strategies.core.column_encoder import COVERED

@@ -1,5 +1,6 @@
 """How a run is planned: its options are read, checked and turned into jobs, before work begins."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def read_request(arguments: list[str], methods: str, seeds: str, from_: Path | N
     References that they name are allowed. Methods and seeds default to those of the runs in the
     folder `from_`. Raises ValueError for two experiments, and for one that includes others if all
     would start from one folder of runs."""
-    from fedapps.settings.config import saved_runs
+    from fedapps.settings.saved_configurations import saved_runs
 
     experiment = read_arguments(arguments, main=from_ is None)
     experiment |= Experiment(methods=methods, seeds=seeds)
@@ -81,10 +82,9 @@ def configured(
 
     Raises ValueError for bad input. Of data, only a user's own are loaded."""
     from clients.models import MODELS
-    from fedapps.settings.companions import check_companions
-    from fedapps.settings.config import defaults, override
-    from fedapps.settings.overrides import with_references
-    from fedapps.settings.variants import OF_THE_APP, Variant, check_read, combinations
+    from fedapps.settings.config import defaults, override, with_references
+    from fedapps.settings.unread import check_companions, check_read
+    from fedapps.settings.variants import OF_THE_APP, Variant, combinations
     from partitions import forget_changed, task
     from partitions.datasets.loading import absolute_paths
     from partitions.rules.registry import PARTITIONS
@@ -175,7 +175,7 @@ def plan(
     experiment: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
 ) -> "list[Job]":
     """The runs of an experiment, checked. Raises ValueError for bad input."""
-    from fedapps.settings.config import run_folders, saved_configuration
+    from fedapps.settings.saved_configurations import run_folders, saved_configuration
 
     changes = dict(experiment.settings)
     if bound:
@@ -185,7 +185,6 @@ def plan(
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
 
     # Torch is loaded from here on.
-    from fedapps.engines.job_pool import make_jobs
     from fedapps.results.folder import check_unseen
     from fedapps.results.published import Published
     from fedapps.saved import opening
@@ -208,14 +207,34 @@ def plan(
     return jobs
 
 
+def make_jobs(
+    config: "Config", labels: Sequence[str], seeds: Sequence[int], output: Path
+) -> "list[Job]":
+    """One job for each seed of each label: a method, perhaps with settings."""
+    from fedapps.engines.job_pool import Job
+    from fedapps.settings.variants import Variant
+    from partitions.datasets.loading import absolute_paths
+
+    jobs: list[Job] = []
+    for label in labels:
+        variant = Variant.parse(label)
+        applied = variant.apply(config)
+        applied |= absolute_paths(applied)
+        for seed in seeds:
+            folder = output.resolve() / variant.folder(seed)
+            changes: Config = {"seed": seed, "output-dir": str(folder)}
+            jobs.append(Job(label, seed, applied | changes, folder))
+    return jobs
+
+
 def start_from(
     saved: Path, jobs: "list[Job]", changes: "Config", output: Path, fresh: bool
 ) -> None:
     """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
-    from fedapps.engines.job_pool import make_jobs
     from fedapps.results.folder import check_former
     from fedapps.results.sweep import finished
-    from fedapps.settings.config import override, saved_configuration
+    from fedapps.settings.config import override
+    from fedapps.settings.saved_configurations import saved_configuration
     from fedapps.settings.variants import Variant
 
     for job in jobs:
@@ -397,7 +416,7 @@ def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> N
     """Create the folder of results. Print the round at which each begun run continues, and the
     checkpoints that runs cannot resume from."""
     from fedapps.files import append_text, write_text
-    from fedapps.settings.config import ORDER, ordered_names
+    from fedapps.settings.saved_configurations import ORDER, ordered_names
 
     for job in work:
         if job.config["resume"] and not job.done:

@@ -21,7 +21,7 @@ from fedapps.callbacks import make_callbacks
 from fedapps.common import external_code
 from fedapps.common.errors import error_line
 from fedapps.common.threads import one_thread
-from fedapps.engines import process
+from fedapps.engines import in_process_grid
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
 from fedapps.files import PRIVACY, locked, resume_command, write_text
@@ -30,7 +30,6 @@ from fedapps.results.checkpoint import newest_checkpoint, next_round
 from fedapps.results.folder import takes_states
 from fedapps.results.recorder import Recorder
 from fedapps.saved import State, read_client_states, read_former, read_json
-from fedapps.settings.companions import check_companions
 from fedapps.settings.config import (
     Config,
     accepted,
@@ -40,7 +39,7 @@ from fedapps.settings.config import (
     said,
     settings,
 )
-from fedapps.settings.variants import check_read
+from fedapps.settings.unread import check_companions, check_read
 from partitions.federations import novel_shots
 from strategies.core.aggregation import is_plain
 from strategies.core.privacy import Privacy, checked
@@ -319,4 +318,4 @@ APPS = Apps(run, load_client_app)
 
 def run_in_process(config: Config) -> None:
     """One run over clients in this process."""
-    process.run_in_process(APPS, config)
+    in_process_grid.run_in_process(APPS, config)

@@ -33,8 +33,9 @@ from clients.core.privacy import EVERYTHING
 from fedapps.common.new_files import replaced
 from fedapps.common.settings import present_keys
 from fedapps.common.tasks import AUTO, TASKS, goodness, reported_name, score_named
-from fedapps.engines.job_pool import Job, make_jobs
+from fedapps.engines.job_pool import Job
 from fedapps.files import write_text
+from fedapps.planning import make_jobs
 from fedapps.results.plot import line_styles, save
 from fedapps.results.runs import read_rounds
 from fedapps.results.schema import metric_names

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
+from fedapps.common.settings import keyword_arguments
 from fedapps.common.tasks import BINARY, CLASSES, VALUES, Targets
 from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
 from partitions.columns import chosen_columns, owner_column
@@ -251,7 +252,7 @@ class Federation:
             if key in PARTITION_KEYS or key.startswith("partition."):
                 identity[key] = value
         if external_code.is_reference(rule_name):
-            options = external_code.options(config, rule_name)
+            options = keyword_arguments(config, rule_name)
             identity["code"] = code_identity(rule_name, options)
         identity["partition.public-samples"] = num_public
         return cached_assignment(

@@ -17,16 +17,14 @@ from fedapps.common.settings import FORMER_KEYS, taken
 from fedapps.methods import METHODS
 from fedapps.planning import configured
 from fedapps.run_settings import with_run_config
-from fedapps.settings import declarations, schema
+from fedapps.settings import written_files
 from fedapps.settings.config import (
     accepted,
     defaults,
-    differences,
     effective,
     override,
     parse_override,
     resolve,
-    run_configuration,
     settings,
 )
 from fedapps.settings.experiments import (
@@ -36,7 +34,9 @@ from fedapps.settings.experiments import (
     read_arguments,
 )
 from fedapps.settings.run import RunSettings
-from fedapps.settings.variants import Variant, check_read
+from fedapps.settings.saved_configurations import differences, run_configuration
+from fedapps.settings.unread import check_read
+from fedapps.settings.variants import Variant
 from strategies.core.privacy import Privacy
 from strategies.methods.fedavg import FedAvg
 
@@ -101,15 +101,15 @@ def test_a_method_fixes_what_its_classes_declare(method):
 
 def test_what_is_written_from_the_declarations_is_fresh():
     """`fedapps settings --write` writes both files anew."""
-    text = declarations.PYPROJECT.read_text("utf-8")
-    assert declarations.pyproject(text) == text
-    assert schema.FILE.read_text("utf-8") == declarations.json_schema()
+    text = written_files.PYPROJECT.read_text("utf-8")
+    assert written_files.pyproject(text) == text
+    assert written_files.SCHEMA.read_text("utf-8") == written_files.json_schema()
 
 
 def test_the_schema_describes_experiments():
     """Its numbers have ends, its texts choices; grids are lists; every shipped file's keys stand
     there, apart from those in quotes."""
-    known = json.loads(schema.FILE.read_text("utf-8"))
+    known = json.loads(written_files.SCHEMA.read_text("utf-8"))
     lr, dp = (known["properties"][key]["anyOf"] for key in ("lr", "dp"))
     assert lr[0] == {"type": "number", "minimum": 0, "maximum": 100}
     assert lr[1] == {"type": "array", "items": lr[0]}
@@ -124,7 +124,7 @@ def test_the_schema_describes_experiments():
 
 def flower() -> dict:
     """The configuration that Flower hands to a run: the keys of pyproject.toml alone."""
-    content = tomllib.loads(declarations.PYPROJECT.read_text("utf-8"))
+    content = tomllib.loads(written_files.PYPROJECT.read_text("utf-8"))
     return dict(flatten_dict(content["tool"]["flwr"]["app"]["config"]))
 
 

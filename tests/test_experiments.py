@@ -9,7 +9,8 @@ from fedapps.results.published import SCORES, Published
 from fedapps.serverapp import check_run, run_in_process
 from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import Experiment, experiments, parts, read_experiment
-from fedapps.settings.variants import Variant, check_read, combinations
+from fedapps.settings.unread import check_read
+from fedapps.settings.variants import Variant, combinations
 from fedapps.tuning import read_search
 
 

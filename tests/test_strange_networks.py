@@ -21,9 +21,9 @@ from fedapps.clientapp import app
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing, seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.methods import METHODS
+from fedapps.planning import make_jobs
 from fedapps.serverapp import APPS, run
 from fedapps.settings.config import defaults
 from strategies.methods.fedavg import FedAvg

@@ -30,7 +30,8 @@ import partitions
 from clients.models import build_model
 from clients.models.head import take_head
 from fedapps.saved import read_json
-from fedapps.settings.config import Config, run_folders, saved_configuration
+from fedapps.settings.config import Config
+from fedapps.settings.saved_configurations import run_folders, saved_configuration
 from partitions.federations import Federation
 
 ALGORITHMS = {

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 def arguments(incomplete: str) -> list[str]:
     """An experiment, ``key=``, or ``key=value`` for keys that have names or choices."""
+    from fedapps.settings.config import declared
     from fedapps.settings.experiments import experiments
-    from fedapps.settings.schema import declared
 
     key, equals, value = incomplete.partition("=")
     known = declared()

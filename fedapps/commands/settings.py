@@ -12,8 +12,7 @@ from fedapps.common.external_code import is_reference
 from fedapps.common.settings import Setting
 from fedapps.console import make_console, refusals, say
 from fedapps.methods import METHODS
-from fedapps.settings import schema
-from fedapps.settings.overrides import own_settings
+from fedapps.settings.config import SCHEMA, declared, own_settings
 from fedapps.settings.variants import ancestors
 
 
@@ -32,14 +31,14 @@ def settings(
     console = make_console()
     with refusals():
         if write:
-            from fedapps.settings.declarations import write as write_files
+            from fedapps.settings.written_files import write as write_files
 
             for file in write_files():
                 say(console, file)
         elif as_schema:
-            typer.echo(schema.FILE.read_text("utf-8"), nl=False)
+            typer.echo(SCHEMA.read_text("utf-8"), nl=False)
         else:
-            known = schema.declared().items()
+            known = declared().items()
             shared = {k: (s, "") for k, s in known if k.rpartition(".")[0] in ("", "partition")}
             rows = of_method(method) if method else shared
             if not rows:
@@ -64,14 +63,14 @@ def of_method(name: str) -> dict[str, tuple[Setting, str]]:
         return {f"{name}.{k}": (Setting(v, ""), "") for k, v in own_settings(name).items()}
     return {
         full: (setting, _origin(name, full.rpartition(".")[2]))
-        for full, setting in schema.declared().items()
+        for full, setting in declared().items()
         if full.rpartition(".")[0] == name
     }
 
 
 def _origin(name: str, key: str) -> str:
     """The method that the default of a method's key comes from; "" if it is the method's own."""
-    known = schema.declared()
+    known = declared()
     default = known[f"{name}.{key}"].default
     origin = ""
     for ancestor in ancestors(name):

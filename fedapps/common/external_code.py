@@ -18,7 +18,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
@@ -77,21 +77,6 @@ def declared(function: Callable[..., Any]) -> dict[str, Value]:
         for name, default in keywords(function).items()
         if isinstance(default, Value) and name not in FILLED
     }
-
-
-def options(config: Mapping[str, Value], name: str) -> dict[str, Value]:
-    """The settings in the section `name` as keyword arguments; "" is the section of common keys."""
-    return {keyword: config[key] for key, keyword in _sections(tuple(config)).get(name, ())}
-
-
-@lru_cache(maxsize=8)
-def _sections(keys: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
-    """Keys and their keywords by section. Every message needs them, so the results are cached."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for key in keys:
-        section, _, name = key.rpartition(".")
-        sections.setdefault(section, []).append((key, name.replace("-", "_")))
-    return sections
 
 
 def source_code(reference: str) -> str:

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from fedapps.common.class_members import check_members
@@ -277,6 +277,22 @@ def present_keys(changes: Mapping[str, Any], *, silent: bool = False) -> dict[st
 def key_of(name: str) -> str:
     """The key of a configuration that sets the attribute `name`."""
     return name.replace("_", "-")
+
+
+def keyword_arguments(config: Mapping[str, Value], section: str) -> dict[str, Value]:
+    """The settings in a section of a configuration by the attributes that they set; "" is the
+    section of common keys."""
+    return {name: config[key] for key, name in _sections(tuple(config)).get(section, ())}
+
+
+@lru_cache(maxsize=8)
+def _sections(keys: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
+    """Keys and their attributes by section. Every message needs them, so the results are cached."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append((key, name.replace("-", "_")))
+    return sections
 
 
 def _signature(cls: type[Configured]) -> inspect.Signature:

@@ -27,7 +27,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from clients.core.arrays import filled
 from clients.core.cohort import Cohort
-from fedapps.node.bridge import SIMULATED, SIMULATION, is_simulated, raises_errors, reason_of
+from fedapps.engines.job_pool import Apps
+from fedapps.node.bridge import DEBUG, SIMULATED, SIMULATION, is_simulated, raises_errors, reason_of
+from fedapps.settings.config import Config
 
 UserConfig = Mapping[str, str | int | float | bool]
 _ids = map(f"{uuid4().hex}-{{}}".format, count())  # of messages; a new UUID for each is slow
@@ -223,6 +225,15 @@ class InProcessGrid(LocalGrid):
         reply = respond(self.client_app, message, context)
         self._contexts_after[node] = context
         return with_id(reply)
+
+
+def run_in_process(
+    apps: Apps, config: Config, pause: Pause = lambda: None, *, debug: bool = False
+) -> None:
+    """One run on the in-process grid; with `debug` the first error of a client is raised."""
+    nodes = Simulated(int(config["num-clients"]), **{DEBUG: debug})
+    grid = InProcessGrid(apps.client_app(), config, nodes, int(config["stacked-clients"]), pause)
+    apps.run(grid, config, "in-process")
 
 
 class Simulated(Sequence[UserConfig]):

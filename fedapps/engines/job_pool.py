@@ -1,7 +1,7 @@
 """Jobs: the runs of one command, and the choice of the engine that carries them out."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,11 @@ from fedapps.common.resources import num_cpus
 from fedapps.engines import check_engine_name
 from fedapps.files import ERRORS
 from fedapps.methods import METHODS
-from fedapps.settings.config import Config, Value
-from fedapps.settings.variants import Variant
-from partitions.datasets.loading import absolute_paths
+from fedapps.settings.config import Config
 
 MAX_PROCESSES = 8  # if not set by the user: each process holds torch and the data in memory
 POLL_SECONDS = 0.25  # between two looks at the runs
+EXIT_SECONDS = 5.0  # to reach a pause, to write an error, or to end without a job
 
 
 class Apps(NamedTuple):
@@ -103,22 +102,6 @@ def _report(line: str) -> dict[str, Any]:
 
 
 Follow = Callable[[list[Job]], None]  # called with the jobs a few times a second
-
-
-def make_jobs(
-    config: Mapping[str, Value], methods: Sequence[str], seeds: Sequence[int], output: Path
-) -> list[Job]:
-    """One job for each seed of each method; a method may include settings."""
-    jobs: list[Job] = []
-    for method in methods:
-        variant = Variant.parse(method)
-        applied = variant.apply(config)
-        applied |= absolute_paths(applied)
-        for seed in seeds:
-            folder = output.resolve() / variant.folder(seed)
-            changes: Config = {"seed": seed, "output-dir": str(folder)}
-            jobs.append(Job(method, seed, applied | changes, folder))
-    return jobs
 
 
 def choose_engine(jobs: Sequence[Job], parallel: int | None, *, ray: bool) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The ray engine: starts, watches and ends Ray for one command; one run after the other."""
+"""The ray engine: starts, watches and ends Ray for one command."""
 
 import logging
 import os
@@ -14,8 +14,7 @@ import psutil
 from fedapps.common.resources import num_cpus
 from fedapps.common.signals import Terminated, handlers_kept
 from fedapps.engines.in_process_grid import Pause, Simulated
-from fedapps.engines.job_pool import Apps, Follow, Job
-from fedapps.engines.process import run_in_turn
+from fedapps.engines.job_pool import Apps
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import stage
 from fedapps.settings.config import Config
@@ -23,11 +22,16 @@ from fedapps.settings.config import Config
 MAX_STARTS = 3  # Ray itself waits half a minute in each
 VITAL = ("raylet", "gcs_server")  # processes without which Ray cannot work
 
+CarryOut = Callable[[Config, Pause], None]
 Check = Callable[[], None]
 
 
-def run_on_ray(jobs: list[Job], apps: Apps, gpus: float, address: str, follow: Follow) -> None:
-    """One job after the other, its clients in parallel on Ray actors."""
+@contextmanager
+def on_ray(apps: Apps, gpus: float, address: str) -> Iterator[tuple[CarryOut, Check]]:
+    """Ray with actors for the clients of runs, `gpus` of a GPU each.
+
+    Yields a function that carries out a run, its clients in parallel, and the function of
+    `ray_cluster`."""
     with ray_cluster(address) as check:
         from fedapps.engines.ray_actors import Actors
         from fedapps.engines.ray_grid import RayGrid
@@ -38,7 +42,7 @@ def run_on_ray(jobs: list[Job], apps: Apps, gpus: float, address: str, follow: F
                 nodes = Simulated(int(config["num-clients"]))
                 apps.run(RayGrid(actors, config, nodes, check, pause), config, "ray")
 
-            run_in_turn(jobs, carry_out, follow, check)
+            yield carry_out, check
 
 
 @contextmanager

@@ -1,15 +1,24 @@
 """Carry out jobs on an engine, each into its folder."""
 
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 
+from fedapps.common.errors import error_line
 from fedapps.common.new_files import remove_folder
+from fedapps.common.signals import exit_code
 from fedapps.common.threads import one_thread
 from fedapps.engines.flower import run_on_flower
-from fedapps.engines.job_pool import Apps, Follow, Job, check_engine
-from fedapps.engines.process import run_as_processes, run_in_process, run_in_turn
-from fedapps.engines.ray_engine import run_on_ray
+from fedapps.engines.in_process_grid import Pause, run_in_process
+from fedapps.engines.job_pool import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, check_engine
+from fedapps.engines.ray_engine import on_ray
+from fedapps.engines.worker_processes import run_as_processes
 from fedapps.files import ERRORS, locked, write_configuration
 from fedapps.saved import CHECKPOINTS
+from fedapps.settings.config import Config
 
 
 @one_thread()
@@ -31,7 +40,8 @@ def run_jobs(
     error is raised. Raises ValueError as `check_engine`,
     RuntimeError if the engine does not start, OSError if another process uses a run's folder."""
     check_engine(engine, jobs, parallel)
-    finished, jobs = [job for job in jobs if job.done], [job for job in jobs if not job.done]
+    finished = [job for job in jobs if job.done]
+    jobs = [job for job in jobs if not job.done]
     follow(finished)
     for job in finished:  # a run that was killed at its end may have left some
         remove_folder(job.folder / CHECKPOINTS)
@@ -47,11 +57,74 @@ def run_jobs(
     elif engine == "flower":
         run_on_flower(jobs, parallel, gpus_per_client, follow)
     elif engine == "ray":
-        run_on_ray(jobs, apps, gpus_per_client, ray_address, follow)
+        with on_ray(apps, gpus_per_client, ray_address) as (carry_out, check):
+            run_in_turn(jobs, carry_out, follow, check)
     elif parallel > 1:
         run_as_processes(jobs, parallel, apps, follow)
     else:
         run_in_turn(jobs, lambda config, pause: run_in_process(apps, config, pause), follow)
+
+
+def run_in_turn(
+    jobs: list[Job],
+    carry_out: Callable[[Config, Pause], None],
+    follow: Follow,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Carry out one job after the other in a thread of this process.
+
+    `carry_out` gets a function to call between messages. After Ctrl-C it blocks until the process
+    ends: Ray and torch abort a process that ends while they work. If a message takes longer, the
+    process ends without their clean-up. Once `check` raises RuntimeError, the remaining jobs fail
+    with its error."""
+    interrupted = threading.Event()
+    paused = threading.Event()
+
+    def pause() -> None:
+        if interrupted.is_set():
+            paused.set()
+            threading.Event().wait()
+
+    def work() -> None:
+        for job in jobs:
+            try:
+                check()
+                carry_out(job.config, pause)
+            except (Exception, SystemExit) as error:  # it is shown at the end
+                job.error = error_line(error)
+            job.done = True
+
+    worker = threading.Thread(target=work, daemon=True)  # Ctrl-C must not wait for it
+    worker.start()
+    try:
+        while worker.is_alive():
+            worker.join(POLL_SECONDS)
+            follow(jobs)
+            try:
+                check()
+            except RuntimeError as error:
+                # Print it now: Ray ends a process whose raylet has died.
+                print(error, file=sys.stderr, flush=True)
+                worker.join(EXIT_SECONDS)  # unless it hangs, the run notices and writes its error
+                for job in jobs:
+                    if not job.done:
+                        job.close(error_line(error))
+                follow(jobs)
+                return
+    except KeyboardInterrupt as error:
+        interrupted.set()
+        # Before the wait, since a second Ctrl-C ends it.
+        atexit.register(_end_at_once, paused, exit_code(error))
+        paused.wait(EXIT_SECONDS)
+        raise
+
+
+def _end_at_once(paused: threading.Event, code: int) -> None:
+    """End this process before torch aborts it, if the thread of its run still works."""
+    if not paused.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _prepare(job: Job) -> None:

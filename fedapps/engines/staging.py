@@ -8,7 +8,7 @@ from pathlib import Path
 import tomli_w
 
 from fedapps.common.external_code import PACKAGES
-from fedapps.settings.config import Value, project_dir
+from fedapps.settings.config import Value
 
 
 def stage(folder: Path) -> None:
@@ -26,7 +26,7 @@ def stage(folder: Path) -> None:
 
 def _copy(folder: Path) -> None:
     folder.mkdir(parents=True)
-    source = project_dir()
+    source = _project_dir()
     shutil.copy(source / "pyproject.toml", folder)
     for name in ("LICENSE", "README.md"):
         text = (source / name).read_text("utf-8") if (source / name).is_file() else f"{name}\n"
@@ -36,6 +36,14 @@ def _copy(folder: Path) -> None:
         results = ("*.png", "*.json", "*.jsonl") if name == "experiments" else ()
         ignore = shutil.ignore_patterns("__pycache__", *results)
         shutil.copytree(packages / name, folder / name, ignore=ignore)
+
+
+def _project_dir() -> Path:
+    """The folder that holds the Flower app's pyproject.toml: a checkout or the installed copy."""
+    for folder in (Path(__file__).parents[2], Path(__file__).parents[1]):
+        if (folder / "pyproject.toml").is_file():
+            return folder
+    raise FileNotFoundError("the package has lost its pyproject.toml; reinstall fedapps")
 
 
 def declare(app: Path, config: Mapping[str, Value]) -> None:

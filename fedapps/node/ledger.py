@@ -35,7 +35,7 @@ from clients.core.protocol import RUN_TOKEN
 from fedapps.common.errors import Refusal
 from fedapps.files import locked, write_arrays
 from fedapps.node.bridge import is_simulated
-from fedapps.settings.config import CIRCUMSTANCES
+from fedapps.settings.saved_configurations import CIRCUMSTANCES
 from strategies.core.accountant import local_epsilon, local_loss
 
 LEDGER, ANSWER = "privacy", "privacy.answer"  # keys of the node's state and of a file's metadata

@@ -8,7 +8,8 @@ from fedapps.common.lazy import lazy
 from fedapps.common.new_files import make_folder
 from fedapps.files import write_files
 from fedapps.saved import CHECKPOINTS, State, read_state
-from fedapps.settings.config import Config, differences
+from fedapps.settings.config import Config
+from fedapps.settings.saved_configurations import differences
 
 # The format has moved; its former names stay for one release.
 __getattr__ = lazy(__name__, dict.fromkeys(("parse_state", "state_bytes"), "fedapps.saved"))

@@ -35,7 +35,8 @@ from fedapps.saved import (
     read_former,
     state_bytes,
 )
-from fedapps.settings.config import Config, run_configuration
+from fedapps.settings.config import Config
+from fedapps.settings.saved_configurations import run_configuration
 from fedapps.settings.variants import is_of_data, root
 from partitions.federations import Federation
 

@@ -24,7 +24,8 @@ from fedapps.results.schema import (
     SummaryFile,
     mismatch,
 )
-from fedapps.settings.config import CIRCUMSTANCES, defaults, ordered, ordered_names, relevant
+from fedapps.settings.config import defaults, relevant
+from fedapps.settings.saved_configurations import CIRCUMSTANCES, ordered, ordered_names
 from fedapps.settings.variants import Variant
 
 if TYPE_CHECKING:

@@ -8,14 +8,8 @@ from fedapps.engines.job_pool import Job
 from fedapps.files import FORMAT
 from fedapps.results.schema import Summary, SummaryFile
 from fedapps.saved import CHECKPOINTS
-from fedapps.settings.config import (
-    Config,
-    defaults,
-    differences,
-    override,
-    run_configuration,
-    run_folders,
-)
+from fedapps.settings.config import Config, defaults, override
+from fedapps.settings.saved_configurations import differences, run_configuration, run_folders
 from fedapps.settings.variants import Variant
 
 

@@ -25,7 +25,8 @@ from fedapps.results.plot import matrix, shown
 from fedapps.results.schema import metric_names
 from fedapps.saved import model_round, read_arrays, read_client_states
 from fedapps.service.finished_run import FinishedRun, restore_strategy
-from fedapps.settings.config import Config, saved_configuration, settings
+from fedapps.settings.config import Config, settings
+from fedapps.settings.saved_configurations import saved_configuration
 from partitions.federations import Federation
 from strategies.core.replies import Node
 

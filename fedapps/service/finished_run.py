@@ -24,12 +24,8 @@ from fedapps.saved import SUMMARY, WHICH, opening, read_former, read_summary, tr
 from fedapps.service.delivery import PersonalizationResult, PersonalModel, served
 from fedapps.service.inputs import Data, Inputs, read_inputs
 from fedapps.service.stream import CLIENT
-from fedapps.settings.config import (
-    Config,
-    override,
-    saved_configuration,
-    settings,
-)
+from fedapps.settings.config import Config, override, settings
+from fedapps.settings.saved_configurations import saved_configuration
 from strategies.core.replies import Node
 from strategies.core.rounds import PersonalizedStrategy
 

@@ -1,46 +1,243 @@
-"""Configurations: defaults, those of saved runs, and the way to constructors."""
+"""The configuration of a run: flat keys with values, from the defaults to a class's constructor.
 
+Changes are checked, under one rule of precedence. A common key such as ``lr`` changes every method,
+also one with a default of its own. A method's key such as ``fedprox.lr`` is more specific: beside a
+common key it wins, in whatever order the two stand. A later change wins over an earlier one, so a
+command wins over an experiment's file."""
+
+import json
 import tomllib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedapps.common import external_code
-from fedapps.common.external_code import Value
-from fedapps.common.settings import present_keys, taken
-from fedapps.common.tasks import AUTO
-from fedapps.methods import METHODS
-from fedapps.settings.overrides import (
-    Config,
-    defaults,
-    override,
-    own_settings,
-    parse_override,
-    relevant,
-    resolve,
-    said,
+from fedapps.common.external_code import Value, is_reference
+from fedapps.common.lazy import lazy
+from fedapps.common.settings import (
+    Setting,
+    keyword_arguments,
+    present_key,
+    present_keys,
+    taken,
 )
-from fedapps.settings.variants import Variant
+from fedapps.methods import METHODS, Method
+from fedapps.settings.declarations import of_method
+from partitions.rules.registry import options_of
 
-__all__ = [
-    "Value",
-    "defaults",
-    "override",
-    "own_settings",
-    "parse_override",
-    "resolve",
-    "said",
-]
+Config = dict[str, Value]
+SCHEMA = Path(__file__).with_name("schema.json")
+NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dataset")
+
+# What reads saved runs has moved; the former names stay for one release.
+MOVED = ("ordered", "run_configuration", "run_folders", "saved_configuration", "saved_runs")
+__getattr__ = lazy(__name__, dict.fromkeys(MOVED, "fedapps.settings.saved_configurations"))
 
 
-def project_dir() -> Path:
-    """The folder that holds the Flower app's pyproject.toml: a checkout or the installed copy."""
-    for folder in (Path(__file__).parents[2], Path(__file__).parents[1]):
-        if (folder / "pyproject.toml").is_file():
-            return folder
-    raise FileNotFoundError("the package has lost its pyproject.toml; reinstall fedapps")
+# Keys, from schema.json: the classes that declare settings are not imported
+
+
+@cache
+def declared() -> dict[str, Setting]:
+    """Key → setting, those of sections as ``tent.adapt-steps``."""
+    return dict(_settings(json.loads(SCHEMA.read_text("utf-8"))["properties"], ""))
+
+
+def _settings(properties: dict[str, Any], prefix: str) -> list[tuple[str, Setting]]:
+    known: list[tuple[str, Setting]] = []
+    for key, schema in properties.items():
+        if "properties" in schema:
+            known += _settings(schema["properties"], f"{prefix}{key}.")
+        elif "default" in schema:
+            known.append((prefix + key, Setting.from_schema(schema)))
+    return known
+
+
+def check(key: str, value: Value, default: Value) -> Value:
+    """`value` in the type of its setting, that of `default` where other code declares the key.
+
+    Raises ValueError, naming the value and the range or the choices, if it does not fit."""
+    return declared().get(key, Setting(default, "")).checked(key, value)
+
+
+def listed(key: str) -> bool:
+    """Whether the text of a setting is a list; the key may be a list's in an experiment."""
+    return key == "methods" or (key in declared() and declared()[key].listed)
+
+
+# Changes
+
+
+def parse_override(argument: str) -> tuple[str, Value]:
+    """``key=value`` with a TOML value; a word without quotes is a text."""
+    key, separator, text = argument.partition("=")
+    if not separator or not key:
+        raise ValueError(f"{argument!r} is neither an experiment's .toml file nor key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text
+    if not isinstance(value, Value):
+        raise ValueError(f"{key} is {text:.200}; it must be a text, a number, true or false")
+    return present_key(key), value
+
+
+def defaults() -> Config:
+    """Every key with its default, flat: ``{"lr": 0.3, "tent.adapt-steps": 10, …}``.
+
+    The section of a method that extends another holds all of its settings, the inherited ones, too.
+    So do the configurations of saved runs."""
+    return {key: setting.default for key, setting in declared().items()}
+
+
+def override(
+    config: Mapping[str, Value], changes: Mapping[str, Any], *, all_methods: bool = True
+) -> Config:
+    """`config` with `changes` of equal rank. Raises ValueError for unknown keys, wrong types and
+    values out of range.
+
+    A common key replaces the values in all methods' sections, unless `all_methods` is off. A method
+    that extends another follows its changes, where it has the same value and is not changed
+    itself."""
+    changes = present_keys(changes)
+    result = with_references(config, changes)
+    for key in sorted(changes, key=section_of):  # common keys first: a method's key wins over them
+        if key not in result:
+            raise ValueError(_unknown(key, result))
+        value, former = changes[key], result[key]
+        if type(value) is not type(former) or value != former:
+            result[key] = check(key, value, former)
+            for heir in _heirs(key, former, result, changes):
+                result[heir] = result[key]
+        if all_methods and not section_of(key):
+            for own_key in method_keys(key, result):
+                result[own_key] = result[key]
+    return result
+
+
+def method_keys(key: str, config: Mapping[str, Value]) -> list[str]:
+    """The keys in methods' sections that hold instead of a common key: "fedprox.lr" for "lr"."""
+    own_keys = [f"{method}.{key}" for method in METHODS.known()]
+    return [own_key for own_key in own_keys if own_key in config]
+
+
+def section_of(key: str) -> str:
+    """The section of a key: "tent" of "tent.adapt-steps", "" of a common key."""
+    return key.rpartition(".")[0]
+
+
+def _heirs(
+    key: str, value: Value, config: Mapping[str, Value], changes: Mapping[str, Any]
+) -> Iterator[str]:
+    """The keys of the methods that inherit the `value` of a method's key."""
+    section, _, name = key.rpartition(".")
+    if not section:
+        return
+    for heir, method in METHODS.known().items():
+        if method.extends != section:
+            continue
+        inherited = f"{heir}.{name}"
+        follows = inherited in config and config[inherited] == value
+        if follows and inherited not in changes:
+            yield inherited
+            yield from _heirs(inherited, value, config, changes)
+
+
+def with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) -> Config:
+    """`config` with the settings of whatever it or `changes` refer to outside the package."""
+    result = dict(config)
+    for settings in (config, changes):
+        sections = [section_of(key) for key in settings if ":" in key]
+        references = filter(is_reference, [*_references(settings), *sections])
+        for reference in dict.fromkeys(references):
+            parent = METHODS[reference].extends if is_method(reference) else ""
+            for name, default in own_settings(reference).items():
+                parent_key = f"{parent}.{name}"
+                # An inherited default follows the parent's present value.
+                inherits = default == defaults().get(parent_key)
+                value = result[parent_key] if inherits else default
+                result.setdefault(f"{reference}.{name}", value)
+    return result
+
+
+def _references(config: Mapping[str, Value]) -> list[str]:
+    """The code from outside that the values of a configuration name."""
+    words: list[str] = []
+    for key, value in config.items():
+        names_code = key.rpartition(".")[2] in NAMING
+        if names_code and isinstance(value, str) and ":" in value:
+            words += [word.strip() for word in value.split(",")]
+    return words
+
+
+def is_method(reference: str) -> bool:
+    """Whether ``module:NAME`` is a method."""
+    return isinstance(external_code.load(reference), Method)
+
+
+def own_settings(reference: str) -> Config:
+    """The settings that ``module:NAME`` declares, with their defaults.
+
+    Of a method: those of its section; of anything else: what the function takes by keyword.
+    Raises ValueError for one that nobody reads."""
+    found = external_code.load(reference)
+    if not isinstance(found, Method):
+        function = getattr(found, "build", found)
+        return external_code.declared(function) if callable(function) else {}
+    return {key: setting.default for key, setting in of_method(reference, found).items()}
+
+
+def _unknown(key: str, config: Config) -> str:
+    """What to say of a key that `config` lacks: the nearest, those beside it, or all sections."""
+    section, _, name = key.rpartition(".")
+    if name in config and section in METHODS.known():
+        return (
+            f"unknown key {key!r}: {section} reads the common {name!r}; set it for all methods, "
+            f'or run the variant "{section} {name}=…"'
+        )
+    known = sorted(k for k in config if k.rpartition(".")[0] == section)
+    near = get_close_matches(key, config, n=1, cutoff=0.8)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    if known:
+        return f"unknown key {key!r}{meant}; known: {', '.join(known)}"
+    sections = sorted({k.rpartition(".")[0] for k in config} - {""})
+    return f"unknown key {key!r}{meant}; no settings of {section!r}, but of {', '.join(sections)}"
+
+
+# The configuration that Flower gives to the apps
+
+
+def said(run_config: Mapping[str, Value]) -> Config:
+    """What the user of ``flwr run`` said. Flower fills a run's configuration with the defaults in
+    pyproject.toml: a value there that is the default was not said."""
+    known = declared()
+    result: Config = {}
+    for key, value in run_config.items():
+        is_filled = key in known and known[key].is_default(value) and not _is_inherited(key)
+        if not is_filled:
+            result[key] = value
+    return result
+
+
+def _is_inherited(key: str) -> bool:
+    """Whether pyproject.toml lacks the key, since the default is that of the extended method."""
+    section, _, name = key.rpartition(".")
+    parent = METHODS[section].extends if section in METHODS else ""
+    inherited = f"{parent}.{name}"
+    known = declared()
+    return inherited in known and known[inherited].default == known[key].default
+
+
+def resolve(run_config: Mapping[str, Value]) -> Config:
+    """All keys of a run's configuration, under the rule of precedence; errors as `override`."""
+    if run_config.keys() >= declared().keys():
+        # Only a resolved configuration has the keys that sections inherit. Each of its sections
+        # already has the values that hold, also where these are the defaults.
+        return override(defaults(), run_config, all_methods=False)
+    return override(defaults(), said(run_config))
 
 
 def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Config:
@@ -60,89 +257,31 @@ def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Conf
 _completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations, and completed ones
 
 
-def saved_runs(folder: Path) -> tuple[str, str]:
-    """Methods and seeds of the run, or of the runs, that `folder` holds; ValueError if none."""
-    runs = run_folders(folder)
-    if not runs:
-        raise ValueError(f"{folder} holds no finished run")
-    methods: dict[str, None] = {}  # in order, each once
-    seeds: dict[str, None] = {}
-    for run in runs:
-        config = saved_configuration(run)
-        methods[str(Variant.of_folder(run, str(config["method"])))] = None
-        seeds[str(config["seed"])] = None
-    return ",".join(methods), ",".join(seeds)
+# What a method reads of a configuration
 
 
-ORDER = "runs.txt"  # names of runs' folders in the order in which the runs were asked for
+def relevant(config: Mapping[str, Value]) -> Config:
+    """The settings that a run reads: its method's section, the common ones that this section does
+    not set, the options of its partition rule, and the sections of code from outside."""
+    method = str(config["method"])
+    options = {f"partition.{name}" for name in options_of(config)}
+    sections = {method, *_references(config)}
 
+    def reads(key: str) -> bool:
+        section = section_of(key)
+        if section == "partition":
+            return key in options
+        if section == "":
+            return f"{method}.{key}" not in config
+        return section in sections
 
-def ordered_names(folder: Path) -> list[str]:
-    """The names in the folder's `ORDER`; none if there is no such file."""
-    file = folder / ORDER
-    return file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
-
-
-def ordered(folder: Path) -> list[Path]:
-    """The folders in `folder`: those that `ORDER` names in its order, then others by name."""
-    if not folder.is_dir():
-        return []
-    place = {name: number for number, name in enumerate(ordered_names(folder))}
-    by_name = sorted(path for path in folder.iterdir() if path.is_dir())
-    return sorted(by_name, key=lambda path: place.get(path.name, len(place)))
-
-
-def run_folders(folder: Path) -> list[Path]:
-    """Those of `folder` and of the folders in it that hold a run, in the order of `ordered`."""
-    inside = [f for f in ordered(folder) if "-seed" in f.name]
-    return [f for f in (folder, *inside) if (f / "config.toml").is_file()]
-
-
-def run_configuration(run: Path) -> Config:
-    """What a run was configured with. Raises ValueError, naming the file, if it is not whole."""
-    file = run / "config.toml"
-    try:
-        config = tomllib.loads(file.read_text("utf-8"))
-        config.pop("versions", None)
-        return override(defaults(), present_keys(config, silent=True), all_methods=False)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: {error}") from error
-
-
-def saved_configuration(run: Path) -> Config:
-    """What a finished run was configured with, its folders apart."""
-    return run_configuration(run) | {"output-dir": "", "from-dir": ""}
-
-
-# Where and how a run is carried out; these settings do not change what it computes.
-CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every", "round-timeout", "start-timeout")
-
-
-def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
-    """The keys in which the settings of two runs differ, with both values; "" if in none.
-
-    Settings that neither run reads, such as those of another method, do not count."""
-    there = defaults() | dict(there)
-    here = override(defaults(), here, all_methods=False)
-    read = relevant(here).keys() | relevant(there).keys()
-    compared = read - {*CIRCUMSTANCES}
-    different = [
-        key for key in here if key in compared and not _same(key, there.get(key), here[key])
-    ]
-    return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in different)
-
-
-def _same(key: str, there: Value | None, here: Value) -> bool:
-    """Whether two values mean the same. "auto" was "accuracy" in runs of earlier releases."""
-    if key == "selection-metric":
-        return {there, here} <= {AUTO, "accuracy"} or there == here
-    return there == here
+    return {key: value for key, value in config.items() if reads(key)}
 
 
 def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
     """Keyword arguments for a method's strategy and client: its own section over the common
     keys, with underscores for hyphens."""
-    return external_code.options(config, "") | external_code.options(config, method)
+    return keyword_arguments(config, "") | keyword_arguments(config, method)
 
 
 def effective(config: Mapping[str, Value], key: str) -> Value | None:

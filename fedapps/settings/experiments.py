@@ -9,9 +9,8 @@ from typing import Any
 from fedapps.common import external_code
 from fedapps.common.external_code import Value
 from fedapps.common.settings import present_keys
-from fedapps.settings.overrides import parse_override
+from fedapps.settings.config import check, listed, parse_override
 from fedapps.settings.published_tables import FOLDER, published_columns
-from fedapps.settings.schema import check, listed
 
 
 def experiments_root() -> Path:

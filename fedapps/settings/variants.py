@@ -10,9 +10,7 @@ from typing import Any
 from fedapps.common.external_code import Value, is_reference
 from fedapps.common.settings import present_key
 from fedapps.methods import METHODS
-from fedapps.settings.overrides import Config, is_method, override, parse_override
-from partitions.datasets.catalog import DATASETS
-from partitions.rules.registry import RULES, options_of
+from fedapps.settings.config import Config, is_method, override, parse_override, section_of
 
 # Only evaluations depend on these settings.
 EVALUATIONS = (
@@ -22,8 +20,6 @@ EVALUATIONS = (
 OF_THE_APP = {"output-dir": "--output", "resume": "--resume or --fresh"} | dict.fromkeys(
     ("serve-dir", "serve-every", "serve-again", "serve-round", "serving"), "fedapps serve"
 )
-# Settings that the package's datasets do not read.
-OF_OWN_DATA = ("image-size", "label", "inputs", "columns", "ignore", "missing")
 NOT_IN_FOLDER_NAMES = frozenset(" ,/=")
 
 
@@ -32,7 +28,7 @@ def is_of_data(key: str) -> bool:
     or network."""
     from partitions.federations import PARTITION_KEYS
 
-    section = _section(key)
+    section = section_of(key)
     of_own_code = is_reference(section) and not is_method(section)
     if of_own_code or section == "partition":
         return True
@@ -114,7 +110,7 @@ class Variant:
         """Raise ValueError for keys that are set twice or that no single method sets."""
         keys = [_key_of(word) for word in self.words]
         for key in self.settings:
-            section = _section(key)
+            section = section_of(key)
             if keys.count(key) > 1:
                 raise ValueError(f"{str(self)!r} sets {key} twice; leave one out")
             if key in ("method", "seed", *OF_THE_APP):
@@ -156,7 +152,7 @@ def spanning(variant: Variant, swept: Iterable[str], settings: Collection[str] =
     for key in swept:
         if not _may_sweep(key, variant):
             continue
-        is_common = not _section(key)
+        is_common = not section_of(key)
         if is_common and any(prefix + key in specific for prefix in inherited):
             continue
         keys.append(key)
@@ -165,7 +161,7 @@ def spanning(variant: Variant, swept: Iterable[str], settings: Collection[str] =
 
 def _may_sweep(key: str, variant: Variant) -> bool:
     """Whether a swept key is for the variant's method, and its label does not set it."""
-    section = _section(key)
+    section = section_of(key)
     of_own_code = is_reference(section) and not is_method(section)
     if section not in ("", "partition", variant.method) and not of_own_code:
         return False
@@ -188,7 +184,7 @@ def _check_swept(key: str, variants: Sequence[Variant]) -> None:
         return
     name = key.rpartition(".")[2]
     for variant in variants:
-        if variant.sets(key) or (_section(key) == variant.method and variant.sets(name)):
+        if variant.sets(key) or (section_of(key) == variant.method and variant.sets(name)):
             raise ValueError(f"{str(variant)!r} sets {name}, which is swept as well; leave one out")
     labels = ", ".join(map(str, variants))
     raise ValueError(f"{key} is swept, but no such method runs: {labels}")
@@ -199,115 +195,8 @@ def _text(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _section(key: str) -> str:
-    return key.rpartition(".")[0]
-
-
 def _key_of(word: str) -> str:
     return word.partition("=")[0]
-
-
-def check_read(
-    config: Mapping[str, Value],
-    changes: Mapping[str, Any],
-    methods: Sequence[str],
-    from_file: Collection[str] = (),
-) -> list[str]:
-    """Raise ValueError for one of the `changes`, which `config` has, that no run reads: a setting
-    of a method that does not run, or an option that the partition rule or dataset does not read.
-
-    A change that is `from_file` may be meant for other runs. Returns a sentence for each option
-    that some of the runs do not read."""
-    variants = [Variant.parse(method) for method in methods]
-    _check_sections(changes, variants, from_file)
-    # Labels set options, too.
-    keys = dict.fromkeys(changes)
-    for variant in variants:
-        keys |= dict.fromkeys(variant.settings)
-    notes = []
-    for key in keys:
-        note = _unread_option(key, config, changes, variants, key in from_file)
-        if note:
-            notes.append(note)
-    return notes
-
-
-def _check_sections(
-    changes: Mapping[str, Any], variants: Sequence[Variant], from_file: Collection[str]
-) -> None:
-    """Raise ValueError for a change, not `from_file`, in the section of a method that does not
-    run."""
-    methods = list(dict.fromkeys(variant.method for variant in variants))
-    read_sections: set[str] = set()
-    for method in methods:
-        # A method that extends another one inherits the settings of its section.
-        read_sections.update(lineage(method))
-    for key, value in changes.items():
-        section = _section(key)
-        if section not in METHODS.known() or section in read_sections or key in from_file:
-            continue
-        raise ValueError(
-            f"{key}={value} changes nothing here: {section} does not run, but {', '.join(methods)}"
-        )
-
-
-def _unread_option(
-    key: str,
-    config: Mapping[str, Value],
-    changes: Mapping[str, Any],
-    variants: Sequence[Variant],
-    is_from_file: bool,
-) -> str:
-    """A sentence if some runs do not read an option of the partition or of the user's own data;
-    "" if all do. Raises ValueError if none reads it, unless `is_from_file`."""
-    reading = 0  # runs that have the option and read it
-    unread = []  # the configurations of those that do not
-    for variant in variants:
-        if key not in changes and key not in variant.settings:
-            continue
-        run = {**config, **variant.settings}
-        if _is_read(key, run):
-            reading += 1
-        else:
-            unread.append(run)
-    if not unread:
-        return ""
-    names: list[str] = []
-    if key in OF_OWN_DATA:
-        source = "dataset"
-        readers = "with your own images or tables"
-        for run in unread:
-            names += _datasets(run)
-    else:
-        source = "partition"
-        option = key.removeprefix("partition.")
-        rules = [name for name, rule in RULES.items() if option in rule.options]
-        readers = f"by {', '.join(rules)}"
-        for run in unread:
-            names.append(str(run["partition"]))
-    setting = f"{key}={changes[key]}" if key in changes else key
-    distinct = ", ".join(dict.fromkeys(names))
-    if reading == 0 and not is_from_file:
-        raise ValueError(
-            f"{setting} changes nothing here, since {source} is {distinct}; it is read {readers}"
-        )
-    return f"{setting} changes nothing where the {source} is {distinct}"
-
-
-def _is_read(key: str, config: Config) -> bool:
-    """Whether the configuration's partition rule or datasets read the key; True for others."""
-    if key in OF_OWN_DATA:
-        # A dataset that is not in the table is a path to the user's data.
-        return not DATASETS.keys() >= set(_datasets(config))
-    section, _, name = key.rpartition(".")
-    return section != "partition" or name in options_of(config)
-
-
-def _datasets(config: Config) -> list[str]:
-    names = [str(config["dataset"])]
-    if "novel-dataset" in options_of(config):
-        names.append(str(config["partition.novel-dataset"]))
-    return names
 
 
 @cache

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import numpy as np
 
 from fedapps.common import external_code
+from fedapps.common.settings import keyword_arguments
 from fedapps.common.tasks import AUTO, LABELS, VALUES
 from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
@@ -74,7 +75,7 @@ def configured(config: Mapping[str, Any], key: str = "dataset") -> Dataset:
 def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, dict[str, Any]]:
     """Name, data folder and options of the dataset that `config` names, as `load` takes them."""
     name = str(config[key])
-    options = external_code.options(config, name)
+    options = keyword_arguments(config, name)
     options["image_size"] = int(config.get("image-size", 0))
     options["label_column"] = str(config.get("label", ""))
     options["task"] = str(config.get("task", AUTO))

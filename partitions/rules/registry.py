@@ -11,7 +11,15 @@ import numpy as np
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, key_of, setting
+from fedapps.common.settings import (
+    COUNT,
+    NONNEGATIVE,
+    POSITIVE_INT,
+    Configured,
+    key_of,
+    keyword_arguments,
+    setting,
+)
 
 if TYPE_CHECKING:
     from partitions.shifts.changes import Change
@@ -38,7 +46,7 @@ class Partition:
 
 def _make(place: str, config: Config, novel: np.ndarray, **more: Any) -> Any:
     """The Partitioner ``module:NAME``, called with those options that it has as parameters."""
-    arguments = _common_arguments(config, novel) | external_code.options(config, "partition") | more
+    arguments = _common_arguments(config, novel) | keyword_arguments(config, "partition") | more
     return external_code.call_with(place, resolve_name(place), arguments, {})
 
 
@@ -118,7 +126,7 @@ def _angles(config: Config, key: str) -> list[float]:
 def _change(place: str, config: Config, novel: np.ndarray) -> "Change":
     """The `Change` ``module:NAME``, called with those options that it has as parameters."""
     arguments: dict[str, Any] = {"novel": novel, "seed": config["seed"]}
-    arguments |= external_code.options(config, "partition")
+    arguments |= keyword_arguments(config, "partition")
     change: Change = external_code.call_with(place, resolve_name(place), arguments, {})
     return change
 
@@ -423,7 +431,7 @@ def _adopted(name: str, rule: Any) -> Partition:
 
     def make(config: Config, novel: np.ndarray) -> Any:
         arguments = _common_arguments(config, novel)
-        options = external_code.options(config, name)
+        options = keyword_arguments(config, name)
         return external_code.call_with(name, rule, arguments, options)
 
     first_line, _, _ = f"{rule.__doc__ or name}".partition("\n")

@@ -14,8 +14,8 @@ from clients.core.cohort import Cohort
 from fedapps.clientapp import app
 from fedapps.common import external_code
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.run import run_jobs
+from fedapps.planning import make_jobs
 from fedapps.serverapp import APPS, run
 
 

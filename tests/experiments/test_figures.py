@@ -9,7 +9,8 @@ from experiments import figures_fedembed, figures_hypernetworks
 from fedapps.saved import read_arrays
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import descriptors
-from fedapps.settings.config import defaults, run_configuration
+from fedapps.settings.config import defaults
+from fedapps.settings.saved_configurations import run_configuration
 from partitions import inspect
 
 from typer.testing import CliRunner  # isort: skip

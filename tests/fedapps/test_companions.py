@@ -3,10 +3,8 @@
 import pytest
 
 from fedapps.methods import METHODS
-from fedapps.settings.companions import check_companions
-from fedapps.settings.config import override
-from fedapps.settings.overrides import defaults
-from fedapps.settings.schema import declared
+from fedapps.settings.config import declared, defaults, override
+from fedapps.settings.unread import check_companions
 
 
 def check(changes, *methods, from_file=()):

@@ -7,8 +7,7 @@ from own_files import configuration, trained
 from sklearn.datasets import load_breast_cancer, load_wine
 
 import partitions
-from fedapps.engines.job_pool import make_jobs
-from fedapps.planning import check, configured
+from fedapps.planning import check, configured, make_jobs
 from fedapps.settings.experiments import Experiment, read_arguments
 from partitions.datasets.loading import configured as loaded
 from partitions.datasets.loading import described

@@ -17,9 +17,9 @@ import pytest
 from small_runs import DEAD_PROXY, UNUSUAL, wait
 
 from fedapps.engines.flower import free_port, superlink
-from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.process_group import RESUME_HINT
 from fedapps.engines.run import run_jobs
+from fedapps.planning import make_jobs
 from fedapps.saved import read_client_states
 from fedapps.serverapp import APPS
 from fedapps.settings.config import defaults

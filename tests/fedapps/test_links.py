@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 WRITES = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"}
 # Files whose folder this process has just made, and those of a checkout.
 NEW_FOLDERS = {"fedapps/engines/staging.py", "fedapps/service/model_card.py", "partitions/cache.py"}
-CHECKOUT = {"fedapps/settings/declarations.py"}
+CHECKOUT = {"fedapps/settings/written_files.py"}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from small_runs import federate
 from clients.models import build_model
 from clients.models.head import headed
 from fedapps.common import external_code
-from fedapps.engines.job_pool import make_jobs
+from fedapps.planning import make_jobs
 from fedapps.settings.config import defaults, override, own_settings, settings
 from fedapps.settings.variants import Variant
 from partitions import federation

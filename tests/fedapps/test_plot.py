@@ -17,7 +17,8 @@ from fedapps.results.plot import clients, curves, matrix, save, swept
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import confusion, embeddings, predictions
-from fedapps.settings.config import defaults, saved_configuration
+from fedapps.settings.config import defaults
+from fedapps.settings.saved_configurations import saved_configuration
 
 
 def test_curves_are_means_over_seeds_within_their_range(tmp_path):

@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedapps.engines import job_pool, process, process_group, ray_engine
+from fedapps import planning
+from fedapps.engines import process_group, ray_engine
+from fedapps.engines import run as engines
 from fedapps.engines.process_group import GROUP
 from fedapps.settings.config import defaults
 
@@ -163,8 +165,8 @@ def test_ray_that_does_not_start_is_tried_again(failures, monkeypatch):
 @pytest.mark.parametrize("hangs", [True, False])
 def test_runs_end_when_what_they_need_has_died(hangs, tmp_path, monkeypatch, capsys):
     """The current run fails, or hangs; its error and the next run's say what happened."""
-    monkeypatch.setattr(process, "EXIT_SECONDS", 0.3)
-    work = job_pool.make_jobs(defaults(), ["local", "fedavg", "scaffold"], [0], tmp_path)
+    monkeypatch.setattr(engines, "EXIT_SECONDS", 0.3)
+    work = planning.make_jobs(defaults(), ["local", "fedavg", "scaffold"], [0], tmp_path)
     begun = []
 
     def carry_out(config, pause):
@@ -177,7 +179,7 @@ def test_runs_end_when_what_they_need_has_died(hangs, tmp_path, monkeypatch, cap
         if len(begun) == 2:
             raise RuntimeError("it has died")
 
-    process.run_in_turn(work, carry_out, lambda _: None, check)
+    engines.run_in_turn(work, carry_out, lambda _: None, check)
     assert begun == ["local", "fedavg"]
     assert [job.done for job in work] == [True] * 3
     said = "RuntimeError: it has died"

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
 from fedapps.common.settings import Interval
-from fedapps.settings.config import defaults, override
-from fedapps.settings.schema import declared, listed
+from fedapps.settings.config import declared, defaults, listed, override
 
 SETTINGS = declared()
 NUMBERS = {k: v for k, v in defaults().items() if type(v) in (int, float)}

@@ -27,7 +27,8 @@ from fedapps.service import onnx
 from fedapps.service.inputs import read_input_files, unlabeled
 from fedapps.service.served_node import node_inputs
 from fedapps.service.serving import serve_once
-from fedapps.settings.config import defaults, run_configuration
+from fedapps.settings.config import defaults
+from fedapps.settings.saved_configurations import run_configuration
 from fedapps.tuning import validation_score
 from partitions import federation
 from partitions.inspect import export

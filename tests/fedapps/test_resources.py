@@ -9,7 +9,7 @@ import pytest
 from fedapps.common import memory_limits, resources
 from fedapps.common.resources import cpus_of_groups, memory_left_in_groups
 from fedapps.engines import flower, ray_engine
-from fedapps.engines.job_pool import make_jobs
+from fedapps.planning import make_jobs
 from fedapps.settings.config import defaults
 
 GB = 10**9

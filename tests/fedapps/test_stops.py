@@ -15,12 +15,12 @@ from flwr.app import RecordDict
 from small_runs import SMALL, cut_before, dying_in, fedapps, federate, forked
 
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.engines.job_pool import make_jobs
 from fedapps.engines.run import run_jobs
 from fedapps.files import locked, resume_command
+from fedapps.planning import make_jobs
 from fedapps.results.checkpoint import saved_round
 from fedapps.serverapp import APPS
-from fedapps.settings.config import run_configuration
+from fedapps.settings.saved_configurations import run_configuration
 from strategies.core.round import Stop
 from strategies.methods.fedavg import FedAvg
 

@@ -7,12 +7,13 @@ import threading
 import pytest
 from small_runs import SMALL, fedapps
 
-from fedapps.engines.job_pool import Job, make_jobs
+from fedapps.engines.job_pool import Job
 from fedapps.engines.run import run_jobs
+from fedapps.planning import make_jobs
 from fedapps.results.progress import seconds_left
 from fedapps.results.sweep import finished
 from fedapps.serverapp import APPS
-from fedapps.settings.config import differences
+from fedapps.settings.saved_configurations import differences
 from strategies.methods.fedavg import FedAvg
 
 RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]

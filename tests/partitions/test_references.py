@@ -13,6 +13,7 @@ from small_runs import fedapps
 
 import partitions
 from fedapps.common import external_code
+from fedapps.common.settings import keyword_arguments
 from fedapps.settings.config import defaults
 from partitions import cache
 from partitions.datasets import loading
@@ -72,8 +73,8 @@ def test_settings_are_defaults_that_a_configuration_can_hold(written):
 
 def test_options_are_those_of_the_section_by_keyword():
     config = {"lr": 0.1, "a:b.top-k": 2, "a:c.top-k": 3, "a:b.n": 4, "num-clients": 5}
-    assert external_code.options(config, "a:b") == {"top_k": 2, "n": 4}
-    assert external_code.options(config, "") == {"lr": 0.1, "num_clients": 5}
+    assert keyword_arguments(config, "a:b") == {"top_k": 2, "n": 4}
+    assert keyword_arguments(config, "") == {"lr": 0.1, "num_clients": 5}
 
 
 def test_a_function_gets_what_it_takes_and_options_win():

@@ -1,4 +1,4 @@
-"""The in-process engine: runs in this process, one after the other, or in worker processes."""
+"""Runs side by side, each in a worker process of this machine."""
 
 import atexit
 import logging
@@ -6,94 +6,17 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from fedapps.common.errors import error_line
-from fedapps.common.signals import exit_code
 from fedapps.common.threads import use_one_thread
-from fedapps.engines.in_process_grid import InProcessGrid, Pause, Simulated
-from fedapps.engines.job_pool import POLL_SECONDS, Apps, Follow, Job
+from fedapps.engines.in_process_grid import run_in_process
+from fedapps.engines.job_pool import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job
 from fedapps.methods import METHODS
-from fedapps.node.bridge import DEBUG
-from fedapps.settings.config import Config
-
-EXIT_SECONDS = 5.0  # to reach a pause, to write an error, or to end without a job
-
-
-def run_in_process(
-    apps: Apps, config: Config, pause: Pause = lambda: None, *, debug: bool = False
-) -> None:
-    """One run on the in-process grid; with `debug` the first error of a client is raised."""
-    nodes = Simulated(int(config["num-clients"]), **{DEBUG: debug})
-    grid = InProcessGrid(apps.client_app(), config, nodes, int(config["stacked-clients"]), pause)
-    apps.run(grid, config, "in-process")
-
-
-def run_in_turn(
-    jobs: list[Job],
-    carry_out: Callable[[Config, Pause], None],
-    follow: Follow,
-    check: Callable[[], None] = lambda: None,
-) -> None:
-    """Carry out one job after the other in a thread of this process.
-
-    `carry_out` gets a function to call between messages. After Ctrl-C it blocks until the process
-    ends: Ray and torch abort a process that ends while they work. If a message takes longer, the
-    process ends without their clean-up. Once `check` raises RuntimeError, the remaining jobs fail
-    with its error."""
-    interrupted, paused = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        if interrupted.is_set():
-            paused.set()
-            threading.Event().wait()
-
-    def work() -> None:
-        for job in jobs:
-            try:
-                check()
-                carry_out(job.config, pause)
-            except (Exception, SystemExit) as error:  # it is shown at the end
-                job.error = error_line(error)
-            job.done = True
-
-    worker = threading.Thread(target=work, daemon=True)  # Ctrl-C must not wait for it
-    worker.start()
-    try:
-        while worker.is_alive():
-            worker.join(POLL_SECONDS)
-            follow(jobs)
-            try:
-                check()
-            except RuntimeError as error:
-                # Print it now: Ray ends a process whose raylet has died.
-                print(error, file=sys.stderr, flush=True)
-                worker.join(EXIT_SECONDS)  # unless it hangs, the run notices and writes its error
-                for job in jobs:
-                    if not job.done:
-                        job.close(error_line(error))
-                follow(jobs)
-                return
-    except KeyboardInterrupt as error:
-        interrupted.set()
-        atexit.register(
-            _end_at_once, paused, exit_code(error)
-        )  # first: a second Ctrl-C ends the wait
-        paused.wait(EXIT_SECONDS)
-        raise
-
-
-def _end_at_once(paused: threading.Event, code: int) -> None:
-    """End this process before torch aborts it, if the thread of its run still works."""
-    if not paused.is_set():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow) -> None:

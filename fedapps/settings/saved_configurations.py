@@ -1,0 +1,89 @@
+"""The configurations of saved runs: reading them, their order in a folder, how two differ."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedapps.common.external_code import Value
+from fedapps.common.settings import present_keys
+from fedapps.common.tasks import AUTO
+from fedapps.settings.config import Config, defaults, override, relevant
+from fedapps.settings.variants import Variant
+
+ORDER = "runs.txt"  # names of runs' folders in the order in which the runs were asked for
+
+
+def ordered_names(folder: Path) -> list[str]:
+    """The names in the folder's `ORDER`; none if there is no such file."""
+    file = folder / ORDER
+    return file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
+
+
+def ordered(folder: Path) -> list[Path]:
+    """The folders in `folder`: those that `ORDER` names in its order, then others by name."""
+    if not folder.is_dir():
+        return []
+    place = {name: number for number, name in enumerate(ordered_names(folder))}
+    by_name = sorted(path for path in folder.iterdir() if path.is_dir())
+    return sorted(by_name, key=lambda path: place.get(path.name, len(place)))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Those of `folder` and of the folders in it that hold a run, in the order of `ordered`."""
+    inside = [f for f in ordered(folder) if "-seed" in f.name]
+    return [f for f in (folder, *inside) if (f / "config.toml").is_file()]
+
+
+def run_configuration(run: Path) -> Config:
+    """What a run was configured with. Raises ValueError, naming the file, if it is not whole."""
+    file = run / "config.toml"
+    try:
+        config = tomllib.loads(file.read_text("utf-8"))
+        config.pop("versions", None)
+        return override(defaults(), present_keys(config, silent=True), all_methods=False)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def saved_configuration(run: Path) -> Config:
+    """What a finished run was configured with, its folders apart."""
+    return run_configuration(run) | {"output-dir": "", "from-dir": ""}
+
+
+# Where and how a run is carried out; these settings do not change what it computes.
+CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every", "round-timeout", "start-timeout")
+
+
+def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:
+    """The keys in which the settings of two runs differ, with both values; "" if in none.
+
+    Settings that neither run reads, such as those of another method, do not count."""
+    there = defaults() | dict(there)
+    here = override(defaults(), here, all_methods=False)
+    read = relevant(here).keys() | relevant(there).keys()
+    compared = read - {*CIRCUMSTANCES}
+    different = [
+        key for key in here if key in compared and not _same(key, there.get(key), here[key])
+    ]
+    return ", ".join(f"{key} is {there.get(key)!r} there, {here[key]!r} here" for key in different)
+
+
+def _same(key: str, there: Value | None, here: Value) -> bool:
+    """Whether two values mean the same. "auto" was "accuracy" in runs of earlier releases."""
+    if key == "selection-metric":
+        return {there, here} <= {AUTO, "accuracy"} or there == here
+    return there == here
+
+
+def saved_runs(folder: Path) -> tuple[str, str]:
+    """Methods and seeds of the run, or of the runs, that `folder` holds; ValueError if none."""
+    runs = run_folders(folder)
+    if not runs:
+        raise ValueError(f"{folder} holds no finished run")
+    methods: dict[str, None] = {}  # in order, each once
+    seeds: dict[str, None] = {}
+    for run in runs:
+        config = saved_configuration(run)
+        methods[str(Variant.of_folder(run, str(config["method"])))] = None
+        seeds[str(config["seed"])] = None
+    return ",".join(methods), ",".join(seeds)
