@@ -21,9 +21,11 @@ def bbse(k: np.ndarray, m: np.ndarray, mixing: float) -> np.ndarray:
 
 
 def log_q_by_em(log_p: Tensor, log_prior: Tensor, steps: int) -> Tensor:
-    """log q (C,) after EM steps from q = π; `log_p` (n, C). In logarithms no q_c becomes 0."""
+    """log q (…, C) after EM steps from q = π; `log_p` (…, n, C), of several networks if there are
+    more dimensions. In logarithms no q_c becomes 0."""
+    n = log_p.shape[-2]
     log_q = log_prior
     for _ in range(steps):
-        log_r = (log_p + log_q - log_prior).log_softmax(1)
-        log_q = log_r.logsumexp(0) - math.log(len(log_p))  # q = mean_i r_i
+        log_r = (log_p + log_q.unsqueeze(-2) - log_prior).log_softmax(-1)
+        log_q = log_r.logsumexp(-2) - math.log(n)  # q = mean_i r_i
     return log_q

@@ -58,7 +58,13 @@ from clients.core.decision.tallies import (
 )
 from clients.core.evaluation import by_parts
 from clients.core.label_shift import bbse, log_q_by_em
-from clients.methods._batchwise import Changes, HoldingOut, batch_norms, mixed_statistics
+from clients.methods._batchwise import (
+    Changes,
+    HoldingOut,
+    batch_norms,
+    mixed_statistics,
+    pooled_moments,
+)
 from clients.models.head import head_of
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
@@ -240,13 +246,15 @@ class AutoClient(HoldingOut):
             log_q = log_q_by_em(base.log_softmax(1), log_prior, EM_STEPS)
             views["em"] = base + log_q - log_prior
             return views, q_bbse, q_after
-        log_q_after: dict[str, Tensor] = {}
         for name, weight in BN_WEIGHTS.items():
             changes, z = self.with_statistics(x, weight)
             views[name] = z
             self._corrections[name] = changes
-            log_q_after[name] = log_q_by_em(z.log_softmax(1), log_prior, EM_STEPS)
-            q_after[name] = log_q_after[name].double().exp().cpu().numpy()
+        log_p = torch.stack([views[name] for name in BN_WEIGHTS]).log_softmax(-1)
+        log_qs = log_q_by_em(log_p, log_prior, EM_STEPS)
+        log_q_after = dict(zip(BN_WEIGHTS, log_qs, strict=True))
+        for name, log_q in log_q_after.items():
+            q_after[name] = log_q.double().exp().cpu().numpy()
         for name, adapted in EM_VIEWS.items():
             views[name] = views[adapted] + log_q_after[adapted] - log_prior
         return views, q_bbse, q_after
@@ -257,7 +265,9 @@ class AutoClient(HoldingOut):
         rho = prior_samples / (prior_samples + len(x))
         previous = dict(self.model.eval().named_buffers())
         parts = self.parts(x)
-        passes = [mixed_statistics(self.model, previous, part, rho) for part in parts]
+        passes = []
+        for part in parts:
+            passes.append(mixed_statistics(self.model, previous, part, rho, pooled_moments))
         if len(passes) == 1:
             return passes[0]
         mean: Changes = {}

@@ -12,6 +12,7 @@ from rich.table import Table
 
 import partitions
 from experiments.benchmarks import (
+    auto,
     cohort,
     data,
     engines,
@@ -32,6 +33,7 @@ MEASUREMENTS = {
     "convolution": methods.convolution,
     "pfedhn": methods.pfedhn,
     "odpfl-hn": methods.odpfl_hn,
+    "auto": auto.rows,
     "fedembed": registered.fedembed,
     "data": lambda: data.start() + data.memory(),
     "clients": registered.in_process,

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from experiments.benchmarks import (
     __main__,
+    auto,
     cohort,
     data,
     engines,
@@ -117,6 +118,14 @@ def test_odpfl_hn_computes_losses_only_in_training(work, small):
         (f"ODPFL-HN {part} / FedAvg round", count / 22, "", f"{count}.00 / 22.00")
         for part, count in parts.items()
     ]
+
+
+def test_autos_exchanges_are_compared_with_training_and_a_decision_with_its_passes(small):
+    small(auto, REPEATS=2, INPUTS=30, protocol=TINY | {"model": "convnet-bn"})
+    exchanges, decision = auto.rows(10)
+    assert exchanges.limit == "0.2" and exchanges.ratio > 0
+    assert decision.what == "auto, decision for 30 inputs / forward passes"
+    assert decision.ratio > 1
 
 
 def test_a_step_of_fedtta_is_compared_with_one_of_sgd(small):

@@ -12,6 +12,9 @@ import partitions
 from clients.core.client import Client
 from clients.core.decision.choice import Case, Rule
 from clients.core.decision.tallies import derivatives
+from clients.core.label_shift import log_q_by_em
+from clients.methods import _batchwise
+from clients.methods._batchwise import pooled_moments
 from clients.methods.auto import AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
@@ -133,6 +136,30 @@ def test_the_views_are_those_of_the_methods_alone():
         BBSEClient, network(), x, known, test_batch_size=0, source_prior="training"
     )
     torch.testing.assert_close(views["bbse"], alone.predict(x))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_moments_pooled_over_parts_are_those_of_all_values(layout, monkeypatch):
+    """1, 3 and 8: mean 4, variance (9 + 1 + 16)/2 = 13. With values far from 0, and parts of which
+    the last is smaller, as in float64."""
+    monkeypatch.setattr(_batchwise, "VALUES_AT_ONCE", 2)
+    mean, variance = pooled_moments(torch.tensor([[1.0, 3.0, 8.0]]))
+    assert (mean.item(), variance.item()) == (4, 13)
+    monkeypatch.setattr(_batchwise, "VALUES_AT_ONCE", 1000)
+    draws = torch.Generator().manual_seed(0)
+    x = 50 + torch.randn(30, 3, 8, 8, generator=draws).contiguous(memory_format=layout)
+    mean, variance = pooled_moments(x.transpose(0, 1).flatten(1))
+    exact_variance, exact_mean = torch.var_mean(x.double(), (0, 2, 3))
+    torch.testing.assert_close(mean, exact_mean.float())
+    torch.testing.assert_close(variance, exact_variance.float(), rtol=1e-5, atol=0)
+
+
+def test_em_of_several_networks_is_that_of_each():
+    log_p = torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    log_prior = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
+    together = log_q_by_em(log_p, log_prior, 5)
+    for place in range(3):
+        torch.testing.assert_close(together[place], log_q_by_em(log_p[place], log_prior, 5))
 
 
 def test_large_inputs_in_several_passes_give_the_same():
