@@ -143,6 +143,18 @@ def checked_optimizer(method: str, optimizer: Any, scheduler: Any) -> OwnOptimiz
     return own
 
 
+def check_plain_training(method: str, keyword: str) -> None:
+    """Raise ValueError if the method has steps of its own, which what was given as `keyword` would
+    not reach."""
+    if METHODS[method].client.takes_optimizer():
+        return
+    able = [name for name, m in METHODS.items() if m.client.takes_optimizer()]
+    raise ValueError(
+        f"{method} trains by steps of its own, which {keyword} does not reach; {keyword} is for "
+        f"{', '.join(able)}"
+    )
+
+
 def check_own_steps(method: str, network: Any) -> None:
     """Raise ValueError if the method does not train by the `training_step` of a network."""
     if METHODS[method].client.takes_own_steps():

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from clients.core.arrays import to_record
 from clients.core.client import Client
 from clients.core.criterion import Criterion, OwnLoss
+from clients.core.draws import Draws
 from clients.core.flower_fast import (
     Code,
     EvaluateIns,
@@ -26,6 +27,7 @@ from clients.core.flower_fast import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from clients.core.mixed_precision import check_autocast
 from clients.core.outputs import LOGITS, PROBABILITIES, from_logits
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
@@ -52,6 +54,7 @@ from fedapps.component_settings import (
     check_carried_out,
     check_declared_task,
     check_own_steps,
+    check_plain_training,
     check_scaling,
     check_unread,
     check_users,
@@ -67,7 +70,7 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, identity, register, unpack
 from fedapps.node.ledger import guarded
 from fedapps.node.mods import checked_mods
-from fedapps.node.own_data import batches_of, say_what_is_unused, share_of
+from fedapps.node.own_data import batches_of, draws_of, say_what_is_unused, share_of
 from fedapps.node.own_encoding import (
     TableReader,
     encoded,
@@ -106,6 +109,7 @@ def client_app(
     outputs: str = LOGITS,
     optimizer: str | Callable[..., Any] | None = None,
     scheduler: Callable[..., Any] | None = None,
+    autocast: str = "",
     rounds: int = 0,
     least_category_rows: int = LEAST_CATEGORY_ROWS,
     mods: Sequence[Mod] | None = None,
@@ -116,8 +120,8 @@ def client_app(
 
     `data` returns a node's samples: training samples, (training, validation), (training,
     validation, test), or a dict of these; without validation samples the node's model is not
-    evaluated. Each is a DataLoader (its dataset and its collate function are used; one with a
-    sampler of its own is refused), a dataset, a pandas DataFrame (``label=`` names the column of
+    evaluated. Each is a DataLoader (its dataset, its collate function and a sampler of its own are
+    used), a dataset, a pandas DataFrame (``label=`` names the column of
     labels), a dict of columns, a tensor, array or list of inputs, or a pair (x, y). A node whose
     samples have no labels, or with ``novel=true`` in its configuration, is a novel client. `public`
     returns the inputs that FedMD's methods learn from. `loss` replaces the task's loss of outputs
@@ -130,7 +134,8 @@ def client_app(
     `optimizer` replaces the SGD of local training, for methods whose mathematics allows it: "sgd",
     "adam" or "adamw", or a function of parameters that returns an optimizer of torch. `scheduler`
     is a function of that optimizer; the result takes a step after each mini-batch. The state of
-    both begins anew in each round.
+    both begins anew in each round. `autocast` ("bfloat16" or "float16") is the type of forward
+    passes in local training; parameters and scores keep theirs.
 
     ``task=`` says what labels mean, as "classes", "binary", "labels" or "values"; the server's half
     gets the same. With "binary" the loss and the scores get labels in the outputs' shape.
@@ -170,6 +175,9 @@ def client_app(
         )
     own_scores = named_scores(scores)
     own_optimizer = checked_optimizer(method, optimizer, scheduler)
+    check_autocast(autocast)
+    if autocast:
+        check_plain_training(method, "autocast=")
     if outputs not in (LOGITS, PROBABILITIES):
         raise ValueError(f"outputs is {outputs!r:.200}; it must be {LOGITS!r} or {PROBABILITIES!r}")
 
@@ -222,6 +230,8 @@ def client_app(
             client.criterion = criterion.to(client.device)
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
+        client.autocast = autocast
+        client.draws = _checked_draws(method, samples, client)
         if module is not None:
             client.own_steps = own_steps(module, samples, named)
         if scales:
@@ -274,6 +284,21 @@ def client_app(
     if is_scaled:
         register(app, STATISTICS, send_sums, guarded)
     return app
+
+
+def _checked_draws(method: str, samples: Any, client: Client) -> Draws | None:
+    """The sampler of the client's loader, if it has one and the client trains. Raises ValueError
+    for a method or a setting that draws otherwise."""
+    draws = draws_of(samples)
+    if draws is None or client.share.novel:
+        return None
+    check_plain_training(method, f"a DataLoader's {draws.name}")
+    if client.batch_draws == "independent":
+        raise ValueError(
+            f"batch-draws is 'independent', and the DataLoader has {draws.name}, which draws the "
+            "samples; leave one of them out"
+        )
+    return draws
 
 
 class _App(ClientApp):

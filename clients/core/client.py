@@ -19,9 +19,11 @@ from clients.core.arrays import Arrays, group, load_into_model, model_arrays, pr
 from clients.core.cohort import run_sgd
 from clients.core.criterion import Criterion
 from clients.core.domain import domain_gradient
+from clients.core.draws import Draws
 from clients.core.evaluation import Streaming, by_parts, score_parts, score_samples
 from clients.core.flower_fast import NumPyClient
 from clients.core.layout import layout_of
+from clients.core.mixed_precision import MixedPrecision
 from clients.core.outputs import CRITERIA
 from clients.core.own_optimizer import OwnOptimizer
 from clients.core.own_scores import OwnScore
@@ -239,6 +241,8 @@ class Client(Streaming, Configured, NumPyClient):
         self.criterion: Criterion = CRITERIA[share.targets.task]
         self.own_optimizer: OwnOptimizer | None = None  # of the user, in place of SGD
         self.own_steps: OwnSteps | None = None  # of the user's network, in place of loss and SGD
+        self.autocast = ""  # type of forward passes in local training, "": that of the parameters
+        self.draws: Draws | None = None  # of the user, in place of passes over all samples
         self.own_scores: Mapping[str, OwnScore] = {}
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
@@ -427,10 +431,13 @@ class Client(Streaming, Configured, NumPyClient):
             count = {"steps": self.novel_steps}
         elif not count:
             count = {"steps": self.local_steps, "epochs": self.local_epochs}
+        n = len(self.share.train)
+        if self.draws is not None:
+            return self.draws.batches(n, self.batch_size, short=self.short_batches, **count)
         round_ = int(config.get("server-round", 0))
         seed = seed_of(self.seed, purpose, round_, self.client)
         return batches(
-            len(self.share.train),
+            n,
             self.batch_size,
             generator=torch.Generator().manual_seed(seed),
             short=self.short_batches,
@@ -471,13 +478,15 @@ class Client(Streaming, Configured, NumPyClient):
                 momentum=settings["momentum"],
                 weight_decay=settings["weight_decay"],
             )
+        if self.autocast:
+            settings["precision"] = MixedPrecision(self.autocast, self.device)
         if self.own_steps is not None:
             return self._by_own_steps(self.own_steps, settings)
         return run_sgd(self, settings)
 
     def _by_own_steps(self, own: OwnSteps, settings: dict[str, Any]) -> float:
         batches_per_epoch = 0
-        if self.local_epochs:
+        if self.local_epochs and self.draws is None:
             batches_per_epoch = math.ceil(len(self.share.train) / self.batch_size)
         with own.within(self.model, settings, self._decay(), batches_per_epoch) as changed:
             return sgd(**changed)

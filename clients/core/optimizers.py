@@ -57,6 +57,11 @@ class Optimizer:
             parameters += group_parameters
         return parameters
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters as optimizers of torch have them, for torch's GradScaler."""
+        return [{"params": self.parameters()}]
+
     def state(self) -> list[dict[str, np.ndarray]]:
         """The state of each parameter, in the order of the groups; memory is shared."""
         state = []
@@ -200,10 +205,16 @@ class TorchOptimizer:
         self.scheduler = scheduler
         self.factor = factor
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As those of `optimizer`."""
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
+
     def parameters(self) -> list[Tensor]:
         """The parameters of all groups."""
         parameters: list[Tensor] = []
-        for group in self.optimizer.param_groups:
+        for group in self.param_groups:
             parameters += group["params"]
         return parameters
 
@@ -213,7 +224,7 @@ class TorchOptimizer:
 
     def step(self) -> None:
         """One step, then one of the scheduler."""
-        groups = self.optimizer.param_groups
+        groups = self.param_groups
         rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = self.factor * group["lr"]  # a new object: a rate may be a tensor

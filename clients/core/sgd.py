@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clients.core.mixed_precision import MixedPrecision
 from clients.core.optimizers import SGD, Optimizer, TorchOptimizer
 from partitions.shares import Samples
 
@@ -81,31 +82,40 @@ def sgd(
     drift: Sequence[Tensor] = (),
     adjust: Callable[[], None] | None = None,
     make_optimizer: Callable[[Sequence[Any]], Optimizer | TorchOptimizer] | None = None,
+    precision: MixedPrecision | None = None,
 ) -> float:
     """One step per mini-batch in `rows`, of SGD or of what `make_optimizer` makes of the
     parameters; returns the mean loss.
 
     The gradient of the loss is clipped to `clip_norm`. `drift` holds one tensor for each parameter,
     which is then added to every gradient. Then `adjust` is called, which may change gradients. The
-    momentum buffers start at zero. Raises ValueError if all parameters are frozen."""
+    momentum buffers start at zero. `precision` is that of the forward passes. Raises ValueError if
+    all parameters are frozen."""
     trained = list(parameters)
     optimizer: Optimizer | TorchOptimizer = SGD(trained, lr, momentum, weight_decay)
     if make_optimizer is not None:
         optimizer = make_optimizer(trained)
     if not any(p.requires_grad for p in optimizer.parameters()):
         raise ValueError("all parameters that this step trains are frozen; leave some unfrozen")
+    backward: Callable[[Tensor], None] = Tensor.backward
+    step = optimizer.step
+    forward: AbstractContextManager[Any] = nullcontext()
+    if precision is not None:
+        forward = precision.autocast()
+        backward, step = precision.passes(optimizer)
     total: Tensor | None = None
     for x, y in mini_batches(samples, rows):
-        value = loss(x, y)
+        with forward:
+            value = loss(x, y)
         optimizer.zero_grad()
-        value.backward()
+        backward(value)
         clip_gradients(optimizer.parameters(), clip_norm)
         for parameter, correction in zip(trained, drift, strict=False):
             if parameter.grad is not None:
                 parameter.grad += correction
         if adjust is not None:
             adjust()
-        optimizer.step()
+        step()
         # Summed on the device: a float of each loss would wait for the GPU.
         total = value.detach() if total is None else total + value.detach()
     if total is None:

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
     default_collate,
 )
 
+from clients.core.draws import Draws
 from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
 from partitions.items import from_batch, from_items, from_tensors
@@ -58,7 +60,7 @@ def share_of(
     novel = bool(context.node_config.get("novel", False))
     form = replace(form or Form(), may_lack_label=novel)
     parts = given_parts(given)
-    train = _samples(parts.train, form)
+    train = _samples(parts.train, form, draws=True)
     empty = replace(train, index=train.index[:0])
     held_out = empty if parts.validation is None else _samples(parts.validation, form)
     test = None if parts.test is None else _samples(parts.test, form)
@@ -96,7 +98,7 @@ def batches_of(given: Any) -> Callable[[list[int]], Any] | None:
     collate = default_collate
     if isinstance(part, DataLoader):
         collate = part.collate_fn
-        part = _dataset(part)
+        part = part.dataset
     elif is_table(part) or isinstance(part, Mapping) or is_list_of_numbers(part):
         return None
     elif _are_inputs_and_labels(part):
@@ -115,13 +117,16 @@ def say_what_is_unused(given: Any, batch_size: int) -> None:
     loader = given_parts(given).train
     if not isinstance(loader, DataLoader):
         return
-    if batch_size != loader.batch_size:
+    sampler = _own_sampler(loader)
+    if sampler is not None and sampler is loader.batch_sampler:
+        _say(f"mini-batches are those of {type(sampler).__name__}; batch-size is not used")
+    elif batch_size != loader.batch_size:
         _say(
             f"mini-batches have {batch_size} samples (setting batch-size), not the DataLoader's "
             f"{loader.batch_size}; pass batch_size={loader.batch_size} to client_app for the same"
         )
     unused = []
-    if isinstance(loader.sampler, SequentialSampler):
+    if sampler is None and isinstance(loader.sampler, SequentialSampler):
         unused.append("shuffle=False (training shuffles)")
     if loader.drop_last:
         unused.append("drop_last=True (a pass ends as short-batches and local-epochs say)")
@@ -224,10 +229,10 @@ def _is_column(y: Any) -> bool:
     return shape[1:] in ((), (1,)) and len(shape) > 0 and not is_table(y)
 
 
-def _samples(part: Any, form: Form) -> Samples:
-    """Samples in one of the `FORMS`."""
+def _samples(part: Any, form: Form, draws: bool = False) -> Samples:
+    """Samples in one of the `FORMS`; with `draws` a loader may have any sampler."""
     if isinstance(part, DataLoader):
-        dataset = _dataset(part)
+        dataset = _dataset(part, draws)
         collate = None if part.collate_fn is default_collate else part.collate_fn
         return from_items(dataset, form, collate)
     if is_table(part):
@@ -285,41 +290,55 @@ def _check_labels(train: Samples, held_out: Samples, name: str) -> None:
     )
 
 
-def _dataset(loader: DataLoader[Any]) -> Any:
-    """The loader's dataset. Raises ValueError if the loader changes how often each item is drawn:
-    local training draws its own mini-batches."""
+def _dataset(loader: DataLoader[Any], draws: bool) -> Any:
+    """The loader's dataset. Raises ValueError if its samples cannot be drawn by their numbers, and
+    unless `draws`, if the loader changes how often each of them is drawn."""
     name = type(loader).__name__
-    instead = "training draws its own mini-batches from the dataset"
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"{name} has a stream of samples ({type(loader.dataset).__name__}), and mini-batches "
+            "are drawn by the samples' numbers; return them as a list, or a dataset with "
+            "__getitem__ and __len__"
+        )
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise ValueError(
-            f"{name} makes its own batches (__iter__), and {instead}; return a dataset whose items "
-            "are samples"
+            f"{name} makes its own batches (__iter__), and training draws its own mini-batches "
+            "from the dataset; return a dataset whose items are samples, or give the order as a "
+            "batch_sampler"
         )
     if loader.batch_size is None and loader.batch_sampler is None:
         raise ValueError(
             f"{name} has batch_size=None, so it is unclear whether an item is a sample or a batch; "
             "return the dataset itself, whose items are samples"
         )
-    if type(loader.batch_sampler) is not BatchSampler:
-        kind = type(loader.batch_sampler).__name__
+    sampler = _own_sampler(loader)
+    if sampler is not None and not draws:
         raise ValueError(
-            f"{name} has a batch_sampler ({kind}), and {instead}; return its dataset, or a "
+            f"{name} of validation or test samples has {type(sampler).__name__}, which does not "
+            "draw each sample once, and scores are over all samples; return its dataset, or a "
             "torch.utils.data.Subset of it"
-        )
-    if not _draws_each_once(loader):
-        kind = type(loader.sampler).__name__
-        raise ValueError(
-            f"{name} has a sampler ({kind}) that does not draw each sample once, and {instead}; "
-            "return its dataset, a torch.utils.data.Subset of it, or weigh samples by loss="
         )
     return loader.dataset
 
 
-def _draws_each_once(loader: DataLoader[Any]) -> bool:
-    """Whether an epoch is one pass over the dataset, in order or shuffled."""
-    sampler = loader.sampler
+def _own_sampler(loader: DataLoader[Any]) -> Any:
+    """The sampler, or the sampler of batches, that makes an epoch another thing than one pass over
+    the dataset, in order or shuffled; None without one."""
+    if type(loader.batch_sampler) is not BatchSampler:
+        return loader.batch_sampler
+    sampler: Any = loader.sampler
     if type(sampler) is SequentialSampler:
-        return True
-    if type(sampler) is not RandomSampler or sampler.replacement:
-        return False
-    return len(sampler) == len(sampler.data_source)
+        return None
+    is_pass = type(sampler) is RandomSampler and not sampler.replacement
+    if is_pass and len(sampler) == len(sampler.data_source):
+        return None
+    return sampler
+
+
+def draws_of(given: Any) -> Draws | None:
+    """How the loader of the training samples draws them; None for passes over all of them."""
+    loader = given_parts(given).train
+    if not isinstance(loader, DataLoader):
+        return None
+    sampler = _own_sampler(loader)
+    return None if sampler is None else Draws(sampler, sampler is loader.batch_sampler)

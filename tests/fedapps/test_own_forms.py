@@ -11,7 +11,13 @@ from component_runs import run_components
 from datasets import Dataset, DatasetDict
 from text_networks import Bag, Classifier, TwoKinds, padded, sentences
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from fedapps.common import once
 
@@ -127,6 +133,11 @@ def gap():
     return table
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(FORMS["items"])
+
+
 REFUSED = [
     (TABLE.assign(city="here"), r"column 'city' of a table is .*'here'.*leave it out"),
     (gap(), r"column 'height' of a table has no number in row 3, one of 1; fill"),
@@ -139,7 +150,11 @@ REFUSED = [
     ((np.array([[1, "a"]] * 20, dtype=object), Y.numpy()), r"an array of object.*must be numbers"),
     (TensorDataset(X, X, Y), r"an item has 3 parts.*as \(\(a, b\), y\)"),
     ([(X[0], 0), (X[0][:2], 1)] * 9, r"item \d+ has inputs of shape .*collate_fn pads them"),
-    (DataLoader(FORMS["items"], sampler=WeightedRandomSampler(torch.ones(20), 20)), r"sampler \(W"),
+    (
+        DataLoader(FORMS["items"], sampler=WeightedRandomSampler(torch.ones(20), 20)),
+        "of validation or test samples has WeightedRandomSampler.*return its dataset, or",
+    ),
+    (DataLoader(Stream()), r"has a stream of samples \(Stream\).*return them as a list"),
     (DataLoader(FORMS["items"], collate_fn=lambda rows: (X[:3], Y[:3])), r"made 3 inputs and 3 la"),
 ]
 
