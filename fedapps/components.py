@@ -44,6 +44,7 @@ from clients.models.foreign import (
 from clients.models.lightning import OwnSteps, check_without_trainer, trains_itself
 from fedapps.building import Network, build_strategy, client_settings, network_around, shared_of
 from fedapps.common import external_code
+from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import present_key
 from fedapps.common.tasks import BINARY
@@ -75,6 +76,7 @@ from fedapps.node.own_encoding import (
     TableReader,
     encoded,
     encoding_in,
+    say_distance,
     statistics_of,
     unencoded,
 )
@@ -95,6 +97,11 @@ Data = Callable[[Context], Any]
 Score = Callable[[Tensor, Tensor], Any]  # of outputs and labels
 Shapes = Mapping[str, tuple[int, ...]] | tuple[tuple[int, ...], ...]  # of several input tensors
 LEAST_CATEGORY_ROWS = 2
+UNKNOWN_DISTANCE = (
+    "whether this novel client's inputs look like training is not known: the run keeps no "
+    f"statistics of the training clients' inputs, as standardize={BY_TRAINING!r} in both "
+    "components does"
+)
 OR_DECLARE = f", or give client_app outputs={PROBABILITIES!r}"
 
 
@@ -202,8 +209,12 @@ def client_app(
             encoding = encoding_in(message)
             share = read(samples, context, config, TableReader(encoding))
             share = unencoded(share, message) if encoding is None else encoded(share, encoding)
+            if encoding is not None and share.novel:
+                say_distance(share, encoding)
         else:
             share = read(samples, context, config, None)
+            if share.novel:
+                say_once(UNKNOWN_DISTANCE)
         shape = tuple(share.everything.x.shape[1:])
         (network, initial), num_outputs, module = _network(
             method,

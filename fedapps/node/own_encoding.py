@@ -16,6 +16,7 @@ from fedapps.common.errors import Refusal
 from fedapps.common.once import say_once
 from fedapps.common.tasks import VALUES
 from partitions.datasets.description import IMAGE, TABLE, Description
+from partitions.datasets.distance import farthest, threshold, warning, words
 from partitions.datasets.encoding import MEAN, gaps_in
 from partitions.datasets.readers.columns import read_column
 from partitions.datasets.statistics import (
@@ -162,6 +163,25 @@ def encoded(share: Share, encoding: SharedEncoding) -> Share:
         public=None if share.public is None else scaled(share.public),
         targets=encoding.targets if encoding.targets.std else share.targets,
     )
+
+
+def say_distance(share: Share, encoding: SharedEncoding) -> None:
+    """Say once whether a novel client's inputs, which are `encoded`, look like training."""
+    x = share.everything[:][0].double()
+    if encoding.inputs == IMAGE:
+        means = [float(x.mean())]
+    else:
+        means = x.reshape(*x.shape[:2], -1).mean((0, 2)).tolist()
+    distances = {name: means[position] for position, name in encoding.numbers().items()}
+    if not distances:
+        return
+    limit = threshold(encoding.largest, len(x))
+    beyond = warning(distances, limit)
+    if beyond:
+        say_once(f"{beyond}; compare units and columns with training's", WARNING)
+        return
+    ((name, distance),) = list(farthest(distances).items())[:1]
+    say_once(f"inputs look like training; the farthest is {words(name, distance)}")
 
 
 def unencoded(share: Share, message: Mapping[str, Any]) -> Share:

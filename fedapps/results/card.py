@@ -5,9 +5,11 @@ import hashlib
 import json
 import zlib
 from dataclasses import asdict
+from logging import WARNING
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+from flwr.common.logger import log
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -110,6 +112,11 @@ class Card:
             text = _packed(content)
         if len(text) > LONGEST:
             text = _packed(content | {"reference": None})
+            log(
+                WARNING,
+                "the description of the run's inputs is too long for what is known of the training "
+                "clients': nodes that are served do not say whether theirs look like them",
+            )
         if len(text) > LONGEST:
             raise ValueError(
                 f"the description of the run's {self.shape} inputs does not fit into a message to "

@@ -1,19 +1,17 @@
 """What a run keeps of its training clients' inputs, to say whether a later client's look like them.
 
-The distance of a column is |m' − m| / s, with mean m and deviation s over the training rows and the
-mean m' of the later client. A distance is large above the largest of the training clients' own
-validation rows, plus 4 / √n for n later rows, as the mean of n rows varies by s / √n."""
+`partitions.datasets.distance` says what a distance is; `largest` is that of the training clients'
+own validation rows."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from partitions.datasets.distance import farthest, threshold
 from partitions.federations import Federation
 from partitions.shares import Samples
 
 MAX_ROWS = 5000  # training rows that the statistics are taken from, of all clients together
-MARGIN = 4.0  # deviations of a mean over n rows
-SHOWN = 5  # columns in a report
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Reference:
 
     def threshold(self, count: int) -> float:
         """The distance above which `count` rows do not look like training."""
-        return float(self.largest + MARGIN / np.sqrt(count))
+        return threshold(self.largest, count)
 
 
 def reference(federation: Federation) -> Reference:
@@ -76,17 +74,9 @@ def columns_of(samples: Samples, count: int | None = None) -> np.ndarray:
 
 def far(reference: Reference, samples: Samples) -> tuple[dict[str, float], float]:
     """The distances of the farthest columns by name, the farthest first, and the threshold."""
-    distances = reference.distances(columns_of(samples))
-    order = np.argsort(-np.abs(distances), kind="stable")[:SHOWN]
-    names = np.array(reference.names, dtype=object)
-    farthest = dict(zip(names[order].tolist(), distances[order].tolist(), strict=True))
-    return farthest, reference.threshold(len(samples))
-
-
-def words(name: str, distance: float) -> str:
-    """A column's distance for people."""
-    side = "above" if distance > 0 else "below"
-    return f"{name}: {abs(distance):.3g} deviations {side} training"
+    distances = reference.distances(columns_of(samples)).tolist()
+    found = farthest(dict(zip(reference.names, distances, strict=True)))
+    return found, reference.threshold(len(samples))
 
 
 def _names(federation: Federation, count: int) -> tuple[str, ...]:

@@ -20,13 +20,14 @@ from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES
 from fedapps.console import spreadsheet_cell
 from fedapps.files import array_bytes, write_files
 from fedapps.results.card import Card
-from fedapps.results.reference import Reference, far, words
+from fedapps.results.reference import Reference, far
 from fedapps.saved import DIGESTS, MODEL, SavedFiles, digest, opening, read_json
 from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
 from fedapps.settings.config import Config
 from partitions.datasets.description import TOKENS
+from partitions.datasets.distance import warning
 from partitions.datasets.loading import Moment
 from partitions.shares import labeled_rows
 
@@ -194,13 +195,10 @@ class PersonalizationResult:
         """The farthest columns in deviations of the training rows, and a warning if they are
         farther than the training clients' held-out rows."""
         farthest, threshold = far(reference, self.inputs.share.everything)
-        beyond = [words(name, d) for name, d in farthest.items() if abs(d) > threshold]
         found: dict[str, Any] = {"farthest": farthest, "threshold": threshold}
+        beyond = warning(farthest, threshold)
         if beyond:
-            found["warning"] = (
-                f"inputs do not look like training: {'; '.join(beyond)} (training clients' own "
-                f"are below {threshold:.2g}); {self._dominant(reference)}"
-            )
+            found["warning"] = f"{beyond}; {self._dominant(reference)}"
         return found
 
     def _dominant(self, reference: Reference) -> str:

@@ -286,13 +286,29 @@ def _number(name: str, given: Any, most: float = math.inf) -> float:
 class SharedEncoding:
     """How all nodes of a run read their inputs: a `table` by its features; then numbers as
     (x − `mean`) / `std`, by column or channel, for images one number. Values to predict are learnt
-    as (y − `targets.mean`) / `targets.std`."""
+    as (y − `targets.mean`) / `targets.std`. `largest` is the largest distance of a training
+    client's mean of a column, in these deviations, by which a later client's are judged."""
 
     inputs: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
     table: Encoding | None = None
     targets: Targets = field(default_factory=Targets)
+    largest: float = 0.0
+
+    def numbers(self) -> dict[int, str]:
+        """The names of the scaled columns or channels by their positions; categories, truth values
+        and marks of gaps are none. Images have one, of all pixels."""
+        if self.table is None:
+            word = {VECTOR: "column", SIGNAL: "channel", IMAGE: "pixels"}[self.inputs]
+            return {i: f"{word} {i}" if word != "pixels" else word for i in range(len(self.mean))}
+        names: dict[int, str] = {}
+        position = 0
+        for feature in self.table.features:
+            if feature.kind == NUMBER:
+                names[position] = feature.name
+            position += len(feature.outputs)
+        return names
 
     def text(self) -> str:
         """As JSON; `read_encoding` reads it."""
@@ -330,6 +346,7 @@ def read_encoding(given: Any) -> SharedEncoding:
                 tuple(map(float, targets["mean"])),
                 tuple(map(float, targets["std"])),
             ),
+            float(content.get("largest", 0.0)),  # states of earlier versions lack it
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the encoding of inputs is damaged: {error!r:.200}") from error
@@ -338,6 +355,7 @@ def read_encoding(given: Any) -> SharedEncoding:
     if table is not None:
         sizes_fit = sizes_fit and len(read.mean) == len(table.outputs)
     deviations = (*read.std, *read.targets.std)
+    sizes_fit = sizes_fit and 0 <= read.largest < math.inf
     if not (kinds_fit and sizes_fit and all(0 < std < math.inf for std in deviations)):
         raise ValueError("the encoding of inputs is damaged: its parts do not fit to each other")
     return read
@@ -431,7 +449,7 @@ def learnt(sent: Sequence[Sent], missing: str, notes: list[str]) -> SharedEncodi
     identifiers = _identifiers(sent)
     targets = _targets(sent)
     if first.inputs != TABLE:
-        return _of_arrays(first.inputs, columns, targets)
+        return _with_largest(_of_arrays(first.inputs, columns, targets), sent)
     features: list[Feature] = []
     mean: list[float] = []
     std: list[float] = []
@@ -463,7 +481,21 @@ def learnt(sent: Sequence[Sent], missing: str, notes: list[str]) -> SharedEncodi
             f"their columns: {listed(first.names)}"
         )
     table = Encoding(tuple(features), missing)
-    return SharedEncoding(TABLE, tuple(mean), tuple(std), table, targets)
+    return _with_largest(SharedEncoding(TABLE, tuple(mean), tuple(std), table, targets), sent)
+
+
+def _with_largest(encoding: SharedEncoding, sent: Sequence[Sent]) -> SharedEncoding:
+    """The encoding with the largest distance of a client's mean from all clients' one."""
+    largest = 0.0
+    names = encoding.numbers()
+    for entry in sent:
+        columns = {column.name: column for column in entry.statistics.columns}
+        for position, name in names.items():
+            key = name if encoding.table is not None else str(position)
+            if columns[key].count:
+                distance = (columns[key].mean - encoding.mean[position]) / encoding.std[position]
+                largest = max(largest, abs(distance))
+    return replace(encoding, largest=largest)
 
 
 def _pooled(sent: Sequence[Sent], of_targets: bool = False) -> list[Sums]:
