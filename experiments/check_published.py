@@ -16,8 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedapps import reproduction
 from fedapps.common.tasks import AUTO
-from fedapps.settings.config import Config, defaults, effective, override
+from fedapps.reproduction import RELEASED
+from fedapps.settings.config import Config, effective
 from fedapps.settings.experiments import (
     Experiment,
     experiments,
@@ -25,12 +27,12 @@ from fedapps.settings.experiments import (
     read_experiment,
 )
 from fedapps.settings.published_tables import (
-    BESIDE_SCORES,
+    cells,
     published_tables,
     read_table,
     row_of,
 )
-from fedapps.settings.variants import Variant, combinations
+from fedapps.settings.variants import Variant
 from partitions.datasets.description import NO_SCALING
 
 # Limits of clients' influence, which no paper has.
@@ -45,7 +47,6 @@ LIMITS = {
 # How often a run looks at its clients and what it writes: a paper's table does not depend on it.
 FREE = frozenset({"evaluate-every", "checkpoint-every", "report-generalization-bound"})
 DEFINING = frozenset({"dataset", "partition"})
-RELEASED = "released"  # the key of the reason for a file that follows the text alone
 
 
 @dataclass
@@ -63,23 +64,12 @@ class Run:
 
     def has(self, wanted: Mapping[str, Any]) -> bool:
         """Whether all these settings hold in the run."""
-        return all(effective(self.config, key) == value for key, value in wanted.items())
+        return reproduction.has(self.config, wanted)
 
 
 def runs_of(experiment: Experiment) -> list[Run]:
     """The runs of an experiment, without its seeds."""
-    config = override(defaults(), experiment.settings)
-    labels = combinations(experiment.methods.split(","), experiment.grid, experiment.settings)
-    return [Run(label, Variant.parse(label).apply(config)) for label in labels]
-
-
-def cells(column: Mapping[str, Any]) -> set[str]:
-    """The rows that a column has under any score."""
-    rows: set[str] = set()
-    for score, values in column.items():
-        if score not in BESIDE_SCORES:
-            rows |= values.keys()
-    return rows
+    return [Run(label, config) for label, config in reproduction.runs_of(experiment)]
 
 
 def of_method(method: str, *tables: Mapping[str, Any]) -> dict[str, Any]:

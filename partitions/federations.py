@@ -146,7 +146,8 @@ class Federation:
     def rows(self, client: int) -> dict[str, np.ndarray]:
         """The dataset's rows that the client trains on, validates and tests with, by part."""
         rows = self._ordered(client)
-        return {name: rows[part] for name, part in self._split(rows).items()}
+        # As arrays: numpy reads a tensor of one index as a single number.
+        return {name: rows[part.numpy()] for name, part in self._split(rows).items()}
 
     def check_client(self, client: int) -> None:
         """Raise ValueError for an id out of range."""

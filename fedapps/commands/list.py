@@ -69,12 +69,25 @@ def _experiments() -> Rows:
     ]
 
 
+def _tables() -> Rows:
+    from fedapps.settings.experiments import experiments_root
+    from fedapps.settings.published_tables import published_tables, read_table
+
+    rows = []
+    for name in published_tables(experiments_root()):
+        content = read_table(name, experiments_root())
+        line = f"{content['paper']}, {content['item']}: {content['title']}"
+        rows.append({"name": name, "line": line})
+    return rows
+
+
 LISTS: dict[str, Callable[[], Rows]] = {
     "methods": _methods,
     "datasets": _datasets,
     "partitions": _partitions,
     "models": _models,
     "experiments": _experiments,
+    "tables": _tables,
 }
 
 

@@ -13,6 +13,7 @@ from fedapps.commands.personalize import personalize
 from fedapps.commands.plot import plot
 from fedapps.commands.push import push
 from fedapps.commands.report import report
+from fedapps.commands.reproduce import reproduce
 from fedapps.commands.run import run
 from fedapps.commands.serve import serve
 from fedapps.commands.settings import settings
@@ -22,7 +23,8 @@ from fedapps.commands.tune import tune
 from fedapps.console import stoppable
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    run, table, plot, report, tune, settings, data, show, personalize, serve, deploy, push,
+    run, reproduce, table, plot, report, tune, settings, data, show, personalize, serve, deploy,
+    push,
 )  # fmt: skip
 
 cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)

@@ -132,12 +132,22 @@ def carry_out(console: Console, work: "list[Job]", engine: str, **how: Any) -> N
 
 def report_results(console: Console, work: "list[Job]", output: Path) -> bool:
     """Print the table, the failures and the report's path; whether a run failed."""
-    from fedapps.results import report, table
+    from fedapps.results import table
     from fedapps.results.formats import as_rich
-    from fedapps.results.runs import read_runs, runs_of
+    from fedapps.results.runs import runs_of
 
     console.print(as_rich(table.results(runs_of(work))))
     say_failures(console, work)
+    make_report(console, work, output)
+    return any(job.error for job in work)
+
+
+def make_report(console: Console, work: "list[Job]", output: Path) -> None:
+    """Write the report of all runs in the folder, and print its path; exit with 1 on a full
+    disk."""
+    from fedapps.results import report
+    from fedapps.results.runs import read_runs
+
     try:
         runs, problems = read_runs(output, work)
         page = report.write_report(runs, output, problems)
@@ -145,7 +155,6 @@ def report_results(console: Console, work: "list[Job]", output: Path) -> bool:
     except OSError as error:
         say_error(console, f"{error}; free some space, then: fedapps report {output}", "no report:")
         raise typer.Exit(1) from error
-    return any(job.error for job in work)
 
 
 def say_failures(console: Console, work: "list[Job]") -> None:

@@ -32,6 +32,7 @@ from fedapps.results import checkpoint
 from fedapps.results import folder as folders
 from fedapps.results.card import FILE as CARD
 from fedapps.results.card import make_card
+from fedapps.results.method_code import code_of
 from fedapps.results.progress import shown
 from fedapps.results.schema import metric_names
 from fedapps.saved import CHECKPOINTS, CLIENTS, DIGESTS, SUMMARY, State, state_bytes
@@ -345,6 +346,7 @@ class Recorder:
         novel = self._best["novel"]
         summary: dict[str, Any] = {key: self.config[key] for key in SETTINGS}
         summary |= self._name()
+        summary["code"] = code_of(str(self.config["method"]))
         summary["engine"] = self.engine
         summary["rounds"] = sum(report["round"] > 0 for report in self.rounds)
         summary["best_round"] = train["round"]

@@ -39,6 +39,15 @@ def read_table(name: str, root: Path) -> dict[str, Any]:
     return tomllib.loads(known[name].read_text("utf-8"))
 
 
+def cells(column: Mapping[str, Any]) -> set[str]:
+    """The rows that a column has under any score."""
+    rows: set[str] = set()
+    for score, values in column.items():
+        if score not in BESIDE_SCORES:
+            rows |= values.keys()
+    return rows
+
+
 def published_columns(
     names: str | Sequence[str], labels: Iterable[str], root: Path
 ) -> list[dict[str, Any]]:

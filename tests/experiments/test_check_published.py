@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import check_published
-from experiments.check_published import cells, problems_of, uncovered
+from experiments.check_published import problems_of, uncovered
 from fedapps.results.published import SCORES, Published
 from fedapps.settings.experiments import (
     Experiment,
@@ -16,6 +16,7 @@ from fedapps.settings.experiments import (
 )
 from fedapps.settings.published_tables import (
     BESIDE_SCORES,
+    cells,
     published_columns,
     published_tables,
     read_table,
