@@ -45,11 +45,15 @@ def page(method: str, logged: list[str] | None = None) -> str:
     served = f"all tasks: {', '.join(ALL_TASKS)}"
     if entry.served_tasks != ALL_TASKS:
         served = f"{', '.join(entry.served_tasks)}; a run with another task is refused"
+    late = "dropped"
+    if entry.strategy.uses_late_replies:
+        late = "aggregated as changes, by their age"
     sections = {
         "What it computes": f"{client}\n\n{server}",
         "Novel clients and privacy": f"{NOVEL[entry.novel]}\n\n"
         f"Kinds of differential privacy: {kinds}.",
         "Tasks": f"It serves {served}.",
+        "Late replies": f"Replies to an [earlier round](../how-to/slow-clients.md) are {late}.",
         "Settings": table(settings(method)) or "Only the common ones of `[tool.flwr.app.config]`.",
     }
     if logged is not None:

@@ -42,6 +42,7 @@ from fedapps.settings.config import (
 from fedapps.settings.unread import check_companions, check_read
 from partitions.federations import novel_shots
 from strategies.core.aggregation import is_plain
+from strategies.core.latency import Latency
 from strategies.core.privacy import Privacy, checked
 
 app = ServerApp()
@@ -96,7 +97,8 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
     Raises ValueError for a bad configuration before the first message, OSError if another process
     uses that folder."""
     config = resolve(config)
-    privacy = check_run(config)
+    privacy = check_run(config, engine)
+    latency = _latency(config, engine)
     output = Path(str(config["output-dir"])) if config["output-dir"] else None
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
@@ -123,6 +125,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
             former=former_state,
             client_states=client_states,
             privacy=privacy,
+            latency=latency,
         )
         recorder.strategy = strategy
         with callbacks.run(config, lambda: recorder.summary), recorder:
@@ -213,8 +216,8 @@ def _write_spent(file: Path, state: Mapping[str, Any], references: list[str]) ->
         ) from error
 
 
-def check_run(config: Config) -> Privacy | None:
-    """The run's differential privacy, None without any.
+def check_run(config: Config, engine: str = "in-process") -> Privacy | None:
+    """The run's differential privacy, None without any. Every `engine` but "deployment" simulates.
 
     Raises ValueError for settings that contradict each other or that the method cannot fulfil."""
     method = check_method(config["method"])
@@ -242,8 +245,32 @@ def check_run(config: Config) -> Privacy | None:
         if folder and not Path(folder).is_absolute():
             raise ValueError(f"{key} is {folder!r}; it must be an absolute path")
     make_callbacks(config)  # raises for what a callback lacks
+    _latency(config, engine)
     _check_shots(config, method)
     return _privacy(config, method)
+
+
+def _latency(config: Config, engine: str) -> Latency | None:
+    """The seconds of simulated clients, None without any.
+
+    Raises ValueError where the engine's clients have no seconds to wait for, or have real ones."""
+    method = str(config["method"])
+    latency: Latency = construct(Latency, config=config, method=method)
+    if latency.latency != "none":
+        if engine == "deployment":
+            raise ValueError(
+                f"latency is {latency.latency!r}, which simulates clients' seconds, but these are "
+                "real nodes; set latency to 'none'"
+            )
+        return latency
+    values = settings(config, method)
+    if engine == "deployment" or (values["round_quorum"] == 1 and not values["round_deadline"]):
+        return None
+    raise ValueError(
+        f"round-quorum is {values['round_quorum']:g} and round-deadline "
+        f"{values['round_deadline']:g}, but simulated clients have no seconds of their own; set "
+        "latency=lognormal as well, or round-quorum to 1 and round-deadline to 0"
+    )
 
 
 def _check_robust(config: Config, method: str) -> None:

@@ -37,6 +37,7 @@ from fedapps.settings.run import RunSettings
 from fedapps.settings.saved_configurations import differences, run_configuration
 from fedapps.settings.unread import check_read
 from fedapps.settings.variants import Variant
+from strategies.core.latency import Latency
 from strategies.core.privacy import Privacy
 from strategies.methods.fedavg import FedAvg
 
@@ -58,7 +59,7 @@ except ValueError:
 print({"torch", "flwr", "ray"} & sys.modules.keys())
 """
 
-READ_BY_APPS = {*RunSettings.declared, *taken(Privacy)}
+READ_BY_APPS = {*RunSettings.declared, *taken(Privacy), *Latency.declared}
 COMMON = {key.replace("-", "_") for key in defaults() if "." not in key}
 
 

@@ -224,6 +224,32 @@ def test_one_seed_gives_the_same_bits_whatever_held_out_labels_are(finished, mon
     assert all(key.endswith(SCORES) or "-f1" in key for key in changed)
 
 
+@EVERY
+def test_late_replies_are_used_or_dropped_as_the_strategy_says(method):
+    """Of three training clients or more one is three times slower: its reply to round 1 is there
+    by the end of round 3, or of an earlier one where a method's further messages take time."""
+    changes = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34}
+    changes |= {"latency-slow-factor": 3.0, "round-quorum": 0.6, "fraction-train": 1.0}
+    changes |= {"fraction-evaluate": 0.0, "local-steps": 1}
+    reports = []
+    strategy = METHODS[method].strategy
+    record = strategy.aggregate_evaluate
+
+    def recorded(self, *arguments):
+        result = record(self, *arguments)
+        reports.append(dict(self.now.report))
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategy, "aggregate_evaluate", recorded)
+        result, _ = go(method, **changes)
+    used = sum(report["late-used"] for report in reports)
+    dropped = sum(report["late-dropped"] for report in reports)
+    assert reports[0]["late"] > 0
+    assert (used > 0, dropped > 0) == (strategy.uses_late_replies, not strategy.uses_late_replies)
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+
+
 def test_what_novel_clients_get_is_validated():
     """Where training clients predict with what they kept, they score a novel client's model, too.
     PFL's novel clients get models of others, which no client tries on its labels."""

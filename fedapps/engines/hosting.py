@@ -20,7 +20,13 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedapps.engines.in_process_grid import AnsweringGrid, error_reply, respond, with_records
+from fedapps.engines.in_process_grid import (
+    AnsweringGrid,
+    error_reply,
+    respond,
+    with_ids,
+    with_records,
+)
 
 ASK = "query.hosted"  # asks a node which clients it hosts
 OPENING = "query"  # asks a client who it is
@@ -56,6 +62,8 @@ class HostingGrid(AnsweringGrid):
         self._working = False  # whether more than the opening question was sent
         self.refused: dict[int, str] = {}  # present nodes that host no clients, and why
         self._ids = count(1)
+        # Of the messages to nodes that no reply was pulled for, the messages to clients, by id.
+        self._pushed: dict[str, list[Message]] = {}
 
     def get_node_ids(self) -> Iterable[int]:
         """The ids of the clients whose nodes are present."""
@@ -78,6 +86,28 @@ class HostingGrid(AnsweringGrid):
         for reply in replies:
             parts = parts_by_id.pop(reply.metadata.reply_to_message_id, [])
             yield from unpacked(reply, parts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send the messages to the nodes, without waiting for replies."""
+        sent = with_ids(messages)
+        packed = self._packed(sent)
+        self._grid.push_messages([message for message, _ in packed])
+        for message, parts in packed:
+            self._pushed[message.metadata.message_id] = parts
+        return [message.metadata.message_id for message in sent]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that have arrived; the clients of a node reply together."""
+        wanted = set(message_ids)
+        to_nodes: list[str] = []
+        for message_id, parts in self._pushed.items():
+            if any(part.metadata.message_id in wanted for part in parts):
+                to_nodes.append(message_id)
+        replies: list[Message] = []
+        for reply in self._grid.pull_messages(to_nodes):
+            parts = self._pushed.pop(reply.metadata.reply_to_message_id, [])
+            replies += unpacked(reply, parts)
+        return replies
 
     def _ask_places(self, nodes: Sequence[int]) -> None:
         """Ask nodes for their number p of P."""

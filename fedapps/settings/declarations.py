@@ -22,11 +22,13 @@ def common() -> Settings:
     """The settings of every run, and of every method that does not set them itself."""
     from clients.core.client import Client
     from clients.methods.pfedhn import NOVEL_ROUNDS
+    from strategies.core.latency import Latency
     from strategies.core.privacy import Privacy
     from strategies.methods.fedavg import FedAvg
 
     novel: Any = {"novel-rounds": NOVEL_ROUNDS}
-    return of_class(RunSettings) | novel | of_class(Client) | of_class(FedAvg) | of_class(Privacy)
+    known = of_class(RunSettings) | novel | of_class(Client) | of_class(FedAvg)
+    return known | of_class(Privacy) | of_class(Latency)
 
 
 def of_partitions() -> Settings:

@@ -122,16 +122,28 @@ class Messenger:
         sent: Sent = []
         for node in sorted(payloads):
             arrays = payloads[node]
-            if id(arrays) not in records:
-                records[id(arrays)] = to_record(arrays)
-            entries = {
-                strategy.arrayrecord_key: records[id(arrays)],
-                strategy.configrecord_key: config,
-            }
-            content = filled(RecordDict(), entries)
-            sent.append((Message(content, dst_node_id=node.id, message_type=action), node))
+            sent.append((self.message(action, node, arrays, config, records), node))
             strategy.now.bytes["down"] += num_bytes(arrays.values())
         return sent
+
+    def message(
+        self,
+        action: str,
+        node: Node,
+        arrays: Arrays,
+        config: ConfigRecord,
+        records: dict[int, ArrayRecord],
+    ) -> Message:
+        """A message that is not counted in the round; `records` are those of `messages`."""
+        strategy = self._strategy
+        if id(arrays) not in records:
+            records[id(arrays)] = to_record(arrays)
+        entries = {
+            strategy.arrayrecord_key: records[id(arrays)],
+            strategy.configrecord_key: config,
+        }
+        content = filled(RecordDict(), entries)
+        return Message(content, dst_node_id=node.id, message_type=action)
 
     def receive(
         self,
@@ -145,6 +157,22 @@ class Messenger:
         Other replies are counted and logged. `replies` may be an iterator: each is read before the
         next one is taken. `like` gives, by node, the arrays whose names, shapes and dtypes a reply
         must have. `train`: a reply needs a positive weight and what the strategy requires."""
+        kind = sent[0][0].metadata.message_type if sent else ""
+        changes, unanswered = self.read(sent, replies, like, train)
+        for node in unanswered:
+            self.drop_missing(node)
+        return self.limited(kind, sorted(changes, key=lambda change: change.update.node))
+
+    def read(
+        self,
+        sent: Sent,
+        replies: Iterable[Message],
+        like: Mapping[Node, Arrays],
+        train: bool = False,
+    ) -> tuple[list[Change], list[Node]]:
+        """The valid replies in the order of their arrival, and the nodes that did not answer.
+
+        The arguments are those of `receive`; the replies are not limited yet."""
         strategy = self._strategy
         nodes = {message.metadata.message_id: node for message, node in sent}
         kind = sent[0][0].metadata.message_type if sent else ""
@@ -158,9 +186,7 @@ class Messenger:
             if change is not None:
                 changes.append(change)
                 strategy.now.bytes["up"] += num_bytes(change.update.arrays.values())
-        for node in nodes.values():
-            self.drop(node, "missing", f"none within {strategy.timeout} s")
-        return self._limited(kind, sorted(changes, key=lambda change: change.update.node))
+        return changes, list(nodes.values())
 
     def _read(
         self, reply: Message, node: Node, kind: str, like: Arrays | None, train: bool
@@ -188,8 +214,10 @@ class Messenger:
             return None
         return change
 
-    def _limited(self, kind: str, changes: list[Change]) -> list[Update]:
-        """The updates of plausible size, within the limits of `strategies.core.limits`."""
+    def limited(self, kind: str, changes: list[Change]) -> list[Update]:
+        """The updates of plausible size, within the limits of `strategies.core.limits`.
+
+        `changes` are sorted by client, so that sums are the same on every engine."""
         strategy = self._strategy
         updates = [change.update for change in changes]
         # Where participants are secret, usual sizes would reveal something about them; there the
@@ -245,6 +273,10 @@ class Messenger:
         if not strategy.runs_own_loop or kind == "evaluate" or kind in SEPARATE:
             return 0.0
         return strategy.max_update_ratio
+
+    def drop_missing(self, node: Node) -> None:
+        """Count and log a reply that did not come in time."""
+        self.drop(node, "missing", f"none within {self._strategy.timeout} s")
 
     def drop(self, node: Node, cause: str, detail: str) -> None:
         """Count and log a reply that is not used.

@@ -105,6 +105,7 @@ class Privacy(Configured):
         report_generalization_bound: bool = False,
         robust: str = "none",
         max_update_norm: float = 0.0,
+        round_quorum: float = 1.0,
         seed: int = 0,
         spent: Mapping[str, Any] | None = None,
         **settings: Any,
@@ -122,6 +123,11 @@ class Privacy(Configured):
                 raise _not_central("min-valid-replies", "it would tell how many took part")
             if robust != "none":
                 raise _not_central("robust", "ε is that of the mean")
+            if round_quorum < 1:
+                raise _not_central(
+                    "round-quorum",
+                    "when a round ends would tell who took part; round-deadline may end it",
+                )
             if max_update_norm > 0:
                 raise _not_central("max-update-norm", "dp-clip clips every update")
         self.mode = dp

@@ -52,6 +52,7 @@ class Round:
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     personalization_cost: PersonalizationCost = field(default_factory=PersonalizationCost)
     started: float = field(default_factory=time.monotonic)
+    training: bool = False  # from the sampling to the aggregation
     evaluated: bool = False  # whether this round evaluates, even if no client is asked
     phase_started: float = field(default_factory=time.monotonic)
     phases: dict[str, float] = field(default_factory=dict)  # seconds

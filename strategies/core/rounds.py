@@ -64,6 +64,7 @@ class PersonalizedStrategy(StrategyBase):
     - `on_round`: called with each round's report; it may raise `Stop`.
     - `on_failure`: called with a text for each new cause of a dropped reply.
     - `privacy`: protects updates before they are aggregated.
+    - `latency`: the seconds of simulated clients, for a clock without waiting.
     - `column_encoder`: asks training clients once for sums over their columns, by which all clients
       scale and encode their inputs.
     - `former`: the `state` of an earlier run, or just its "arrays". The run continues after the
@@ -120,6 +121,8 @@ class PersonalizedStrategy(StrategyBase):
                 f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
                 "client has its own; leave it out and read the clients' evaluations"
             )
+        if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
+            self._check_own_rounds()
         self.construction.begin(self)
         self.grid = grid
         self.num_rounds = num_rounds
@@ -191,6 +194,8 @@ class PersonalizedStrategy(StrategyBase):
         # An `aggregate_train` of a subclass may expect a list, as Flower's own loop passes it.
         if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
             return self._send(messages)
+        if self.late.active:
+            return ()  # `aggregate_train` lets `late` send them
         send = getattr(self.grid, "stream", self.grid.send_and_receive)
         replies: Iterable[Message] = send(messages, timeout=self.timeout)
         return replies
@@ -198,7 +203,8 @@ class PersonalizedStrategy(StrategyBase):
     def _evaluate(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, result: Result
     ) -> None:
-        replies = self._send(self.configure_evaluate(number, arrays, config, self.grid))
+        messages = self.configure_evaluate(number, arrays, config, self.grid)
+        replies = self.grid.send_and_receive(messages, timeout=self.late.seconds_to_score)
         metrics = self.aggregate_evaluate(number, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[number] = metrics
@@ -243,13 +249,16 @@ class PersonalizedStrategy(StrategyBase):
     ) -> Iterable[Message]:
         """Messages to the sampled training nodes."""
         if not self.runs_own_loop and server_round == 1:
+            self._check_own_rounds()
             self.construction.begin(self)  # a wrapper's run begins
             self._warn_of_last_round()
         self.now = now = Round(server_round)
         self.grid = grid
         self._initial_arrays.accept(arrays)
         self._update_roster()
-        nodes = self.sample()
+        now.training = True
+        busy = self.late.busy
+        nodes = [node for node in self.sample() if node not in busy]
         now.payloads = self.broadcast(self.arrays, nodes)
         if not self.runs_own_loop:
             self._initial_arrays.check_wrapped(arrays, now.payloads.values())
@@ -261,6 +270,16 @@ class PersonalizedStrategy(StrategyBase):
         now.report = {"round": server_round, "sampled": len(nodes)}
         now.end_phase("send")
         return [message for message, _ in now.sent]
+
+    def _check_own_rounds(self) -> None:
+        """Raise ValueError for settings of rounds that another loop runs, or reads the replies
+        of."""
+        if self.late.active:
+            raise ValueError(
+                f"{type(self).__name__} has round_quorum {self.round_quorum:g}, round_deadline "
+                f"{self.round_deadline:g} or latency, but another loop waits for its replies: call "
+                "its own start, without an aggregate_train of yours, or leave them out"
+            )
 
     def _warn_of_last_round(self) -> None:
         """Warn if a wrapper's last round may not be evaluated."""
@@ -284,7 +303,11 @@ class PersonalizedStrategy(StrategyBase):
         valid."""
         now = self.now
         clients = max(len(now.sent), 1)
-        updates = self.messenger.receive(now.sent, replies, self._expected_replies(), train=True)
+        if self.late.active:
+            updates = self.late.collect(now.sent)
+        else:
+            like = self.expected_replies()
+            updates = self.messenger.receive(now.sent, replies, like, train=True)
         now.end_phase("clients")
         self._stop_on_failure()
         self._stop_on_few(updates)
@@ -304,18 +327,10 @@ class PersonalizedStrategy(StrategyBase):
             undo_round(self, before)
         self._stop_on_failure()  # `aggregate` may have made an exchange
         now.report |= self._train_report(updates, clients) | self.report()
+        now.training = False
         now.end_phase("aggregate")
         self.messenger.record = None if self.keeps_arrays else to_record(self.arrays)
         return self.messenger.record, self._train_metrics(updates)
-
-    def _expected_replies(self) -> dict[Node, Arrays]:
-        """For each node the arrays whose names, shapes and dtypes its train reply must have."""
-        like: dict[Node, Arrays] = {}
-        for node, sent in self.now.payloads.items():
-            expected = self.expected(sent)
-            if expected is not None:
-                like[node] = expected
-        return like
 
     def _train_report(self, updates: list[Update], clients: int) -> dict[str, Any]:
         """The entries of a round's report about training replies; entries without news are left
@@ -468,10 +483,12 @@ class PersonalizedStrategy(StrategyBase):
     def _nodes_to_evaluate(self) -> list[Node]:
         """The present nodes with labels, of both roles unless `evaluate_novel` is off."""
         nodes = []
+        unable = self.late.unable_to_score
         for node in self.nodes:
             if node.unlabeled or (node.novel and not self.evaluates_novel):
                 continue
-            nodes.append(node)
+            if node not in unable:
+                nodes.append(node)
         return nodes
 
     def _personalize_and_measure(self, nodes: list[Node]) -> dict[Node, Arrays]:

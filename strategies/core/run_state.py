@@ -14,7 +14,7 @@ from strategies.core.replies import Node, finite
 from strategies.core.strategy import StrategyBase
 
 # Keys of `StrategyBase.state` whose values are not part of the model.
-NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder")
+NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder", "late")
 STATE_BATCH = 100  # clients whose states travel in one exchange
 
 

@@ -24,6 +24,8 @@ from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
 from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.construction import Construction, Rebuilding
+from strategies.core.late_replies import LateReplies, rebased
+from strategies.core.latency import Latency
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
 from strategies.core.replies import EXAMPLES, Node, Requirement, Update
@@ -68,6 +70,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     holds_model = True
     # True: training clients without labels take part.
     trains_unlabeled = False
+    # True: it aggregates replies that come after their round, as `late_starts` and `rebased` say.
+    # False: they are dropped.
+    uses_late_replies = False
     # True: it serves clients whose networks differ.
     any_model = False
     # Only rounds of the highest phase in a run may be reported as best.
@@ -113,6 +118,22 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     )
     min_valid_replies = setting(
         1, "stop the run if a round has fewer valid replies than this", POSITIVE_INT
+    )
+    round_quorum = setting(
+        1.0,
+        "share of the sampled clients whose valid replies end a round; others are late, and enter "
+        "a later round",
+        "(0, 1]",
+    )
+    round_deadline = setting(
+        0.0,
+        "seconds after which a round ends, if min-valid-replies are there; 0: when round-quorum is",
+        NONNEGATIVE,
+    )
+    late_exponent = setting(
+        0.5,
+        "p: a reply that is a rounds late counts with (1 + a)^-p; 0: like others",
+        "[0, 100]",
     )
     protect = setting(False, "limit the influence of each client, against malicious clients")
     max_update_ratio = setting(
@@ -171,6 +192,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         client_states: Mapping[int, Arrays] | None = None,
         only_model: str = "",
         privacy: Privacy | None = None,
+        latency: Latency | None = None,
         column_encoder: ColumnEncoder | None = None,
         saved_rounds: int = 0,
         min_train_nodes: int = 1,
@@ -197,6 +219,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             self.max_update_ratio = self.max_update_ratio or self.protected_update_ratio
             self.max_examples_ratio = self.max_examples_ratio or self.protected_examples_ratio
         self.privacy = privacy
+        self.latency = latency
         self.column_encoder = column_encoder
         self.on_round = on_round
         self.on_failure = on_failure
@@ -227,6 +250,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         self.common_config: dict[str, Any] = {}  # part of every message's config
 
         self.messenger = Messenger(self)
+        self.late = LateReplies(self)
         self.roster = Roster(
             max(self.min_available_nodes, *self.min_nodes.values()),
             wait,
@@ -333,6 +357,22 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         from zero."""
         return sent
 
+    def late_starts(self, sent: Mapping[Node, Arrays]) -> dict[Node, Arrays]:
+        """The present arrays under the names of those that late nodes were `sent`, by node.
+
+        The changes of late replies are added to them. A node that is left out has its reply
+        dropped: by default if a name is no longer among the server's arrays."""
+        starts: dict[Node, Arrays] = {}
+        for node, arrays in sent.items():
+            if arrays.keys() <= self.arrays.keys():
+                starts[node] = {name: self.arrays[name] for name in arrays}
+        return starts
+
+    def rebased(self, arrays: Arrays, sent: Arrays, start: Arrays, weight: float) -> Arrays:
+        """A late reply's `arrays` as those of a reply to `start`: x + w (y − x_s), or w y under
+        names that were not sent, see `strategies.core.late_replies.rebased`."""
+        return rebased(arrays, sent, start, weight)
+
     def to_server_names(
         self, updates: list[Update], sent: list[Arrays]
     ) -> tuple[list[Update], list[Arrays]]:
@@ -374,6 +414,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             "sizes": self.messenger.sizes.state(),
             "privacy": self.privacy.state() if self.privacy else {},
             "token": self.token,
+            "late": self.late.state(),
         }
         if self.column_encoder is not None:
             state["column-encoder"] = self.column_encoder.state()
@@ -402,8 +443,18 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             for optimizer, saved in zip(self.optimizers(), state["optimizers"], strict=True):
                 optimizer.load_state(saved)
             self.messenger.sizes.load_state(state["sizes"])
+            self.late.load_state(state.get("late", {}))
             if self.privacy is not None:
                 self.privacy.restore(state["privacy"])
+
+    def expected_replies(self) -> dict[Node, Arrays]:
+        """What `expected` says of each node's train message in the present round."""
+        like: dict[Node, Arrays] = {}
+        for node, sent in self.now.payloads.items():
+            expected = self.expected(sent)
+            if expected is not None:
+                like[node] = expected
+        return like
 
     # What a method calls
 
@@ -428,7 +479,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
 
         Returns a function for each request. It checks and returns the replies, and counts them in
         the round in which it is called."""
-        return self.messenger.exchanges(requests, self.common_config | self.message_config())
+        readers = self.messenger.exchanges(requests, self.common_config | self.message_config())
+        self.late.exchanged({node for request in requests for node in request.payloads})
+        return readers
 
     def training_nodes(self) -> list[Node]:
         """The training nodes that are present, by client id.
@@ -446,12 +499,16 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
     def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
         """A random share of the nodes, in their order; seeded by (seed, purpose, round).
 
+        Busy nodes are left out, and others are drawn in their places as far as there are some.
         At least `min_nodes` of the purpose, "sample", are drawn, if there are as many. The number
         is rounded to the nearest whole one, where Flower's FedAvg cuts it."""
         count = max(1, self.min_nodes[purpose], round(fraction * len(nodes)))
         generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
-        chosen = generator.permutation(len(nodes))[:count]
-        return [nodes[i] for i in sorted(chosen)]
+        order = generator.permutation(len(nodes))
+        busy = self.late.busy
+        if busy:
+            order = np.array([i for i in order if nodes[i] not in busy], int)
+        return [nodes[i] for i in sorted(order[:count])]
 
     def draw_to_evaluate(self, nodes: Sequence[Node]) -> list[Node]:
         """A random share `fraction_evaluate` of the training and of the novel nodes, in their

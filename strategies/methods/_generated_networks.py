@@ -199,19 +199,21 @@ class ModelGenerator:
         return models
 
     def models_to_train(
-        self, vectors: Mapping[Node, Tensor], *, frozen: bool = False
+        self, vectors: Mapping[Node, Tensor], *, frozen: bool = False, also: bool = False
     ) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ) for each node's v_i. The graph is kept for `descend`, which moves φ
-        unless it is `frozen`."""
+        unless it is `frozen`. With `also` the graph is kept beside that of the last call."""
         # In training mode a spectral norm's power iteration steps, which would change a frozen φ.
         self.network().train(not frozen).requires_grad_(not frozen)
-        self._generated = []
+        if not also:
+            self._generated = []
         models: dict[Node, Arrays] = {}
         for network, nodes in self.targets.by_network(list(vectors)).items():
             theta = self.generate([vectors[node] for node in nodes], network)
             self._generated.append((nodes, theta))
             models |= self.targets.named(theta, nodes, network)
-        self.weight_spread = relative_weight_spread([theta for _, theta in self._generated])
+        if not also:
+            self.weight_spread = relative_weight_spread([theta for _, theta in self._generated])
         return models
 
     def descend(

@@ -28,6 +28,8 @@ class HeldHeads(PersonalizedStrategy):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.holds = self.heads == "server"
+        if self.holds:
+            self.uses_late_replies = False  # heads have other names here
         self._initial_head: Arrays = {}  # by its names on the wire
         self._wire_names: list[str] = []  # all names there, in the order of Flower's clipping
 

@@ -19,6 +19,9 @@ class TwoPhases(FedAvg):
     persistent_attributes: tuple[str, ...] = ("begun", "started")
     phase_key = ""
 
+    # A late reply may be one of the other phase, with other names.
+    uses_late_replies = False
+
     fedavg_rounds = setting(20, "rounds of FedAvg before the second phase", ROUNDS)
 
     def __init__(self, **settings: Any) -> None:

@@ -20,6 +20,7 @@ class FedAvg(PersonalizedStrategy):
     `robust` replaces the mean by one that tolerates `robust_fraction` of malicious clients and
     ignores sample counts: "median", "trimmed-mean" or "krum", see `strategies.core.aggregation`."""
 
+    uses_late_replies = True
     robust = setting("none", "Byzantine-robust aggregation rule in place of the mean", ROBUST)
     robust_fraction = setting(
         0.2, "share of malicious clients that the rule tolerates", "[0, 0.5)", beside="robust!=none"

@@ -23,6 +23,7 @@ class FedGMA(PersonalizedStrategy):
     """`server_lr` is η_g, `agreement` is τ in [0, 1]."""
 
     treats_statistics_apart = True
+    uses_late_replies = True
 
     server_lr = setting(1.0, "η_g", POSITIVE)
     agreement = setting(0.1, "τ: damp an entry if the clients agree less on its sign", SHARE)

@@ -16,6 +16,7 @@ class FedTHE(FedAvg):
     """FedAvg, with the plain mean of the clients' summaries, whose size is limited separately."""
 
     limit_groups = (SUMMARY,)
+    uses_late_replies = False  # their summaries describe another model's features
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """The mean model, weighted by sample counts, and the plain mean of the summaries."""

@@ -59,6 +59,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
 
     keeps_arrays = True
     any_model = True
+    uses_late_replies = True
     persistent_attributes = ("class_totals",)
     in_place = True  # the arrays are the parameters that the optimizer moves
 
@@ -195,6 +196,14 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         if not self.frozen:
             self.generator.targets.average(updates)
         return self.generator.arrays()
+
+    def late_starts(self, sent: Mapping[Node, Arrays]) -> dict[Node, Arrays]:
+        """θ_i = h(v_i; φ) of the present φ and v_i, with its graph; none if φ is frozen now, and
+        was not when the client began."""
+        nodes = [node for node in sent if node.novel == self.frozen]
+        if not nodes:
+            return {}
+        return self.generator.models_to_train(self._vectors(nodes), frozen=self.frozen, also=True)
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """θ_i = h(v_i; φ) for every node; the class proportions of new clients are requested."""

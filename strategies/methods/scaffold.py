@@ -30,6 +30,7 @@ class Scaffold(PersonalizedStrategy):
     """`server_lr` is η_g. The server's arrays are the model and ``control/…``."""
 
     persistent_attributes = ("controls", "met")
+    uses_late_replies = True
     requires = Requirement(
         "scaffold",
         "return changes of the model (`delta/…`) and of their control variates (`control/…`)",
@@ -67,6 +68,11 @@ class Scaffold(PersonalizedStrategy):
     def baseline_arrays(self, sent: Arrays) -> Arrays:
         """Changes are measured from zero."""
         return {name: a for name, a in sent.items() if is_statistic(name, a)}
+
+    def rebased(self, arrays: Arrays, sent: Arrays, start: Arrays, weight: float) -> Arrays:
+        """Δy_i shrinks by age, Δc_i does not: the client has changed its c_i by all of it."""
+        whole = {name: a for name, a in arrays.items() if name.startswith("control/")}
+        return super().rebased(arrays, sent, start, weight) | whole
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """Lines 16-17."""

@@ -91,6 +91,37 @@ def test_a_failing_client_is_its_own_error_and_its_neighbours_go_on():
     assert [got[n]["valid-replies"] for n in (1, 2, 3)] == [6, 6, 6]
 
 
+LATE = {"latency": "lognormal", "latency-slow-share": 0.34, "round-quorum": 0.5}
+
+
+@pytest.mark.parametrize("method", ["fedper", "pfedhn"])
+def test_late_simulated_clients_give_the_same_bits(method):
+    config = configuration(method, **LATE)
+    expected = run(InProcessGrid.simulation(app, config, 7), config, "in-process")
+    assert bits(on_three_nodes(config)[0]) == bits(expected)
+
+
+def test_replies_are_pulled_as_they_arrive():
+    """The reply of node 2, for clients 1 and 4, is there at the second poll."""
+
+    class Slow(InProcessGrid):
+        polls = 0
+
+        def pull_messages(self, ids):
+            self.polls += 1
+            kept = {i: r for i, r in self._replies.items() if r.metadata.src_node_id == 2}
+            return super().pull_messages([i for i in ids if self.polls == 2 or i not in kept])
+
+    config = configuration("fedavg", **{"train-fraction": 1.0, "fraction-train": 1.0})
+    grid = HostingGrid(Slow(host, config, Simulated(3)), 7, 60.0)
+    ids = list(grid.get_node_ids())
+    content = RecordDict({"config": ConfigRecord({"method": "fedavg"})})
+    pushed = grid.push_messages([Message(content, i, "query") for i in ids])
+    assert len(list(grid.pull_messages(pushed))) == 5
+    assert len(list(grid.pull_messages(pushed))) == 2
+    assert not list(grid.pull_messages(pushed))
+
+
 class Leaving(InProcessGrid):
     """Node 2 is gone while round 2 is trained, and fails as lost nodes do as that begins."""
 

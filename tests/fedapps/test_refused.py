@@ -127,6 +127,13 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_real_nodes_have_their_own_seconds():
+    """A deployment waits by the clock: it takes a quorum without latency, and no latency."""
+    check_run(defaults() | {"round-quorum": 0.8}, "deployment")
+    with pytest.raises(ValueError, match=r"latency is 'lognormal', .* these are real nodes; set"):
+        check_run(defaults() | {"latency": "lognormal"}, "deployment")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -139,6 +146,11 @@ def test_jobs_that_an_engine_refuses_leave_former_results(tmp_path):
         (
             {"dp": "central", "dp-epsilon": 8.0, "standardize": "training-clients"},
             "with dp 'central' moments of inputs would leave the clients without noise",
+        ),
+        ({"round-quorum": 0.8}, "round-quorum is 0.8 .* set latency=lognormal as well, or round-q"),
+        (
+            {"round-deadline": 9.0},
+            "round-deadline 9, but simulated clients have no seconds of their own; set latency=",
         ),
         ({"output-dir": "here"}, "output-dir is 'here'; it must be an absolute path"),
         ({"callbacks": "tensorboard"}, "output-dir is not set"),

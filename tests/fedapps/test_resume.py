@@ -26,6 +26,8 @@ SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "ev
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
 TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
 ADAM = {"odpfl-hn.server-optimizer": "adam", "odpfl-hn.server-lr": 0.001}
+LATE = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34,
+        "latency-slow-factor": 2.5, "round-quorum": 0.6, "fraction-train": 1.0}  # fmt: skip
 CASES: dict[str, tuple[str, dict]] = {method: (method, {}) for method in METHODS} | {
     "fedma": ("fedma", {"fedma.new-neuron-cost": 0.1}),  # so that layers grow
     "fedembed-som": ("fedembed", {"fedembed.assignment": "som", "rounds": 3}),
@@ -41,6 +43,8 @@ CASES: dict[str, tuple[str, dict]] = {method: (method, {}) for method in METHODS
     "lg-fedavg-phases": ("lg-fedavg", {"lg-fedavg.fedavg-rounds": 1}),
     "early-stopping": ("fedavg", {"early-stopping": 2, "evaluate-every": 1, "lr": 0.0}),
     "flowdup-unlabeled": ("flowdup", {"partition.labeled-clients": 0.5, "fraction-train": 1.0}),
+    # Clients of which one is late, for one round and more; its state and its message are saved.
+    "late": ("scaffold", LATE), "late-hypernetwork": ("pfedhn", LATE),
     "private": ("fedavg", {"dp": "local", "dp-noise-multiplier": 1.0, "dp-generator": "seeded"}
                 | {"dp-covers": "model-updates"}),
 }  # fmt: skip
