@@ -42,14 +42,30 @@ MARKERS = "os^Dv*PX<"  # 9 markers and 7 colours: the eighth line differs from t
 
 def curves(runs: "DataFrame", points: int = 1000) -> "Figure":
     """The main score by round, the mean over seeds and their range; F1 if there is no accuracy."""
+    return _curves(runs, rounds_of(runs, points))
+
+
+def time(runs: "DataFrame", points: int = 1000) -> "Figure":
+    """The main score by simulated seconds, as `curves`: at the mean time over seeds of each round.
+
+    Raises ValueError for runs without simulated seconds."""
+    rounds = rounds_of(runs, points).dropna(subset="time")
+    if rounds.empty:
+        raise ValueError("the runs have no simulated seconds; run with latency=lognormal")
+    return _curves(runs, rounds, by_time=True)
+
+
+def _curves(runs: "DataFrame", rounds: "DataFrame", *, by_time: bool = False) -> "Figure":
+    """A panel for each main score, a line for each method, by round or by simulated time."""
     from matplotlib.ticker import MaxNLocator
 
-    rounds = rounds_of(runs, points)
     figure, axes = _panels([key for key in MAIN_KEYS if rounds[key].notna().any()])
     styles = dict(zip(runs.method.unique(), line_styles(), strict=False))
     for key, axis in axes.items():
         for method, scores in rounds.dropna(subset=key).groupby("method", sort=False):
             means = scores.groupby("round")[key].agg(["mean", "min", "max"])
+            if by_time:
+                means.index = scores.groupby("round")["time"].mean()
             style = styles[method]
             every = math.ceil(len(means) / MARKED)
             (line,) = axis.plot(means["mean"], label=shown(method), markevery=every, **style)
@@ -57,6 +73,9 @@ def curves(runs: "DataFrame", points: int = 1000) -> "Figure":
                 means.index, means["min"], means["max"], color=style["color"], alpha=0.15, lw=0
             )
             _name(runs, method, line, band)
+        if by_time:
+            axis.set_xlabel("simulated seconds")
+            continue
         axis.set_xlabel("round")
         axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
     _legend(figure, axes)
@@ -277,4 +296,8 @@ def _legend(figure: "Figure", axes: Mapping[str, "Axes"]) -> None:
         legend.remove()
 
 
-FIGURES: dict[str, Callable[["DataFrame"], "Figure"]] = {"curves": curves, "clients": clients}
+FIGURES: dict[str, Callable[["DataFrame"], "Figure"]] = {
+    "curves": curves,
+    "time": time,
+    "clients": clients,
+}

@@ -376,7 +376,23 @@ class Recorder:
         for name in ("clipped", "recounted"):
             count = sum(report.get(name, 0) for report in self.rounds)
             totals[f"{name}_replies"] = None if private else count
+        totals |= self._late_replies()
         totals["dropped_replies"] = self._dropped_replies()
+        return totals
+
+    def _late_replies(self) -> dict[str, float]:
+        """How many clients were late, and how many of their replies were used and dropped; the mean
+        age of the used ones; the simulated seconds. {} for what the run does not have."""
+        totals: dict[str, float] = {}
+        if "simulated-seconds" in self.rounds[-1]:
+            totals["simulated_seconds"] = self.rounds[-1]["simulated-seconds"]
+        if "late" not in self.rounds[-1]:
+            return totals
+        for name in ("late", "late-used", "late-dropped"):
+            totals[name.replace("-", "_")] = sum(report.get(name, 0) for report in self.rounds)
+        ages = sum(report.get("late-age", 0) * report.get("late-used", 0) for report in self.rounds)
+        if totals["late_used"]:
+            totals["late_age"] = ages / totals["late_used"]
         return totals
 
     def _mean_megabytes(self) -> dict[str, float | None]:

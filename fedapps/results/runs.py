@@ -89,6 +89,11 @@ NUMBERS = (
     *BOUND,
     "rounds",
     "seconds",
+    "simulated",
+    "late",
+    "late-used",
+    "late-dropped",
+    "late-age",
     "down",
     "up",
     "dropped",
@@ -193,7 +198,8 @@ def read_rounds(folder: Path) -> list[Round]:
 
 def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
     """A row per run and evaluated round, at most `points` rounds of each run: `MAIN_KEYS`, which
-    are accuracies in % by role, F1 in % if there is no accuracy, and RMSE in the labels' unit."""
+    are accuracies in % by role, F1 in % if there is no accuracy, and RMSE in the labels' unit.
+    `time` is in simulated seconds, NaN where the run has none."""
     from pandas import DataFrame
 
     rows = []
@@ -203,13 +209,14 @@ def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
         # From the last round backwards, so that it is always among them.
         for report in reports[::-step]:
             row = {"method": run.method, "seed": run.seed, "round": report.round}
+            row["time"] = report.simulated_seconds
             for role in ROLES:
                 f1 = report.evaluation.get(f"{role}-f1")
                 row[role] = report.evaluation.get(f"{role}-accuracy", f1)
                 row[f"{role}-rmse"] = report.evaluation.get(f"{role}-rmse")
             rows.append(row)
-    frame = DataFrame(rows, columns=["method", "seed", "round", *MAIN_KEYS])
-    frame[[*MAIN_KEYS]] = frame[[*MAIN_KEYS]].astype(float)
+    frame = DataFrame(rows, columns=["method", "seed", "round", "time", *MAIN_KEYS])
+    frame[["time", *MAIN_KEYS]] = frame[["time", *MAIN_KEYS]].astype(float)
     frame[[*ROLES]] = 100 * frame[[*ROLES]]
     return frame.dropna(subset=[*MAIN_KEYS], how="all")
 
@@ -384,6 +391,11 @@ def _totals(summary: Summary) -> dict[str, Any]:
     totals: dict[str, Any] = {
         "rounds": summary.rounds,
         "seconds": summary.seconds,
+        "simulated": summary.simulated_seconds,
+        "late": summary.late,
+        "late-used": summary.late_used,
+        "late-dropped": summary.late_dropped,
+        "late-age": summary.late_age,
         "down": summary.megabytes_per_client_round.down,
         "up": summary.megabytes_per_client_round.up,
         "dropped": summary.dropped_replies,

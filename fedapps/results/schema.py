@@ -130,6 +130,11 @@ class Summary(Evaluation, Named):
     clipped_replies: Count | None = None
     recounted_replies: Count | None = None
     dropped_replies: Count | None = None
+    simulated_seconds: Rate = None
+    late: Count | None = None
+    late_used: Count | None = None
+    late_dropped: Count | None = None
+    late_age: Rate = None
     privacy: Privacy | None = None
     finished: bool | None = None
 
@@ -148,6 +153,7 @@ class Round(Model):
     dropped: dict[str, Count] = {}
     clipped: Count = 0
     recounted: Count = 0
+    simulated_seconds: Rate = Field(None, alias="simulated-seconds")
     phases: dict[str, float] = {}
     novel_megabytes: dict[str, float] = Field({}, alias="novel-megabytes")
 

@@ -86,7 +86,10 @@ def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:
         columns.append("ε")
     if runs.bound.notna().any():
         columns += ["êrr", "½ d̂", "êrr + ½ d̂"]
-    return [*columns, "rounds", "seconds", "MB down", "MB up"]
+    columns += ["rounds", "seconds"]
+    if runs.simulated.notna().any():
+        columns.append("simulated s")
+    return [*columns, "MB down", "MB up"]
 
 
 def _known(runs: "DataFrame", key: str) -> bool:
@@ -123,6 +126,7 @@ def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[
         notes.append("ε (δ): spent in the whole run, each run by itself")
     notes += terms_of_privacy(runs)
     notes += lost_replies(runs)
+    notes += late_replies(runs)
     notes += limited_replies(runs)
     notes += undone_rounds(runs)
     notes += at_saved_models(runs)
@@ -168,6 +172,22 @@ def terms_of_privacy(runs: "DataFrame") -> list[str]:
 def lost_replies(runs: "DataFrame") -> list[str]:
     """The number of dropped training replies by method, summed over seeds."""
     return _counts(runs, "dropped", "training replies dropped")
+
+
+def late_replies(runs: "DataFrame") -> list[str]:
+    """Late replies by method, summed over seeds: how many, used at which mean age, and dropped."""
+    words = []
+    for method, group in runs.dropna(subset="late").groupby("method", sort=False):
+        if not group.late.sum():
+            continue
+        text = f"{method} {group.late.sum():.0f}"
+        if group["late-used"].sum():
+            age = (group["late-age"] * group["late-used"]).sum() / group["late-used"].sum()
+            text += f", {group['late-used'].sum():.0f} used at a mean age of {age:.1f} rounds"
+        if group["late-dropped"].sum():
+            text += f", {group['late-dropped'].sum():.0f} dropped"
+        words.append(text)
+    return [f"late replies: {'; '.join(words)}"] if words else []
 
 
 LIMITED = {
@@ -242,6 +262,7 @@ def _cells(runs: "DataFrame", over_seeds: bool) -> dict[str, str]:
         "êrr + ½ d̂": mean_cell(runs.bound, 3),
         "rounds": "–".join(f"{rounds:.0f}" for rounds in fewest_and_most),
         "seconds": mean_cell(runs.seconds, 0),
+        "simulated s": mean_cell(runs.simulated, 0),
         "MB down": mean_cell(runs.down, 3),
         "MB up": mean_cell(runs.up, 3),
     }

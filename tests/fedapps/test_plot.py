@@ -13,7 +13,7 @@ from small_runs import fedapps
 
 import partitions
 from fedapps.files import write_arrays
-from fedapps.results.plot import clients, curves, matrix, save, swept
+from fedapps.results.plot import clients, curves, matrix, save, swept, time
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run_in_process
 from fedapps.service.figures import confusion, embeddings, predictions
@@ -52,6 +52,24 @@ def test_a_curve_has_its_rounds_in_order_and_f1_if_there_is_no_accuracy(tmp_path
     (axis,) = curves(read_runs(tmp_path / "users")[0]).axes
     assert (axis.get_title(), axis.get_xlabel()) == ("novel clients", "round")
     assert axis.lines[0].get_xydata().tolist() == [[1, 37.5]]
+
+
+def test_curves_by_simulated_time_stand_at_the_mean_time_of_a_round(tmp_path):
+    """Round 1 ends at 2 and 4 s in the two seeds: its mean, 37.5 %, stands at 3 s."""
+    for seed, (seconds, accuracy) in enumerate([(2.0, 0.25), (4.0, 0.5)]):
+        run = leave(tmp_path, "fedavg", seed, [0.5])
+        lines = []
+        for round_ in (1, 2):
+            report = {"round": round_, "simulated-seconds": round_ * seconds}
+            report["evaluation"] = {"train-accuracy": round_ * accuracy}
+            lines.append(json.dumps(report))
+        (run / "metrics.jsonl").write_text("\n".join(lines))
+    (axis,) = time(read_runs(tmp_path)[0]).axes
+    assert axis.lines[0].get_xydata().tolist() == [[3, 37.5], [6, 75]]
+    assert axis.get_xlabel() == "simulated seconds"
+    leave(tmp_path / "waiting", "fedavg", 0, [0.5], curve=(0.5,))
+    with pytest.raises(ValueError, match="no simulated seconds; run with latency=lognormal"):
+        time(read_runs(tmp_path / "waiting")[0])
 
 
 def test_lines_differ_without_colour(tmp_path):
