@@ -1,5 +1,8 @@
 """Settings that come from the run's configuration and from messages: they hold, or are refused."""
 
+import warnings
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +46,22 @@ def test_a_setting_of_the_runs_configuration_holds_as_a_keyword(settings):
     by_run = trained(run_config=settings)
     np.testing.assert_array_equal(by_run, trained(**keywords))
     assert abs(by_run - trained()).max() > 1e-3
+
+
+def test_a_servers_keys_are_no_former_names_of_this_user():
+    """Messages hold `select` and `bound`, which were names of settings: a warning would ask the
+    user of a client to rename what the server writes."""
+    ended = []
+    model = partial(torch.nn.Linear, 3, 2)
+    client = fedapps.client_app("fedavg", model=model, data=lambda c: (data(c), data(c)))
+    server = fedapps.server_app(
+        "fedavg", model=model, shape=(3,), rounds=1, selection_metric="macro-f1",
+        report_generalization_bound=True, then=lambda *result: ended.extend(result),
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        server(InProcessGrid(client, {}, NODES), Context(1, 0, {}, RecordDict(), {}))
+    assert 0 < ended[0].evaluate_metrics_clientapp[1]["train-macro-f1"] <= 1
 
 
 @pytest.mark.parametrize(
