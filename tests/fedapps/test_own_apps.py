@@ -62,8 +62,8 @@ server = fedapps.server_app("fedavg", model=net, shape=(4,), rounds=2, min_avail
 PROJECT = """[project]
 name = "tables-app"
 version = "0.1.0"
-license = { text = "Apache-2.0" }
-dependencies = []
+license = { file = "LICENSE" }
+dependencies = ["flwr[simulation]>=1.41,<1.43"]
 
 [tool.flwr.app]
 publisher = "test"
@@ -85,6 +85,7 @@ def app(tmp_path, monkeypatch):
     folder.mkdir()
     result = tmp_path / "result.json"
     (folder / "tables_app.py").write_text(APP.replace("RESULT", str(result)), "utf-8")
+    (folder / "LICENSE").write_text("Apache-2.0", "utf-8")
     (folder / "pyproject.toml").write_text(PROJECT, "utf-8")
     monkeypatch.syspath_prepend(folder)
     module = importlib.import_module("tables_app")
