@@ -42,10 +42,14 @@ def packing(shapes: Any) -> tuple[tuple[int, ...], tuple[Part, ...]]:
     shapes by position; for the shape of a single tensor there are no parts."""
     parts: list[Part] = []
     if isinstance(shapes, Mapping):
-        parts = [Part(str(name), tuple(shape), True) for name, shape in shapes.items()]
-    elif shapes and all(isinstance(shape, tuple | list) for shape in shapes):
-        parts = [Part("", tuple(shape), True) for shape in shapes]
-    return (packed_shape(parts) if parts else tuple(shapes)), tuple(parts)
+        for name, shape in shapes.items():
+            parts.append(Part(str(name), tuple(shape), True))
+    elif all(isinstance(shape, tuple | list) for shape in shapes):
+        for shape in shapes:
+            parts.append(Part("", tuple(shape), True))
+    if not parts:
+        return tuple(shapes), ()
+    return packed_shape(parts), tuple(parts)
 
 
 def packed(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
@@ -66,9 +70,14 @@ def packed(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
 def unpacked(x: Tensor, parts: Sequence[Part]) -> list[Tensor]:
     """The parts (n, *shape) of `packed` tensors."""
     if have_equal_shapes(parts):
-        tensors = list(x.unbind(1))
+        columns = x.unbind(1)
     else:
         sizes = [math.prod(part.shape) for part in parts]
-        flat = x.split(sizes, 1)
-        tensors = [t.reshape(len(x), *part.shape) for t, part in zip(flat, parts, strict=True)]
-    return [t.long() if part.whole else t for t, part in zip(tensors, parts, strict=True)]
+        columns = x.split(sizes, 1)
+    tensors = []
+    for part, column in zip(parts, columns, strict=True):
+        tensor = column.reshape(len(x), *part.shape)
+        if part.whole:
+            tensor = tensor.long()
+        tensors.append(tensor)
+    return tensors

@@ -356,7 +356,9 @@ def clip_each(leaves: Sequence[Tensor], clip_norm: float) -> None:
     norms = squares.sum(0).sqrt()
     factors = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
-        gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))
+        # One factor for each client: (clients, 1, …), with as many axes as the gradient.
+        other_axes = [1] * (gradient.ndim - 1)
+        gradient.mul_(factors.view(-1, *other_axes))
 
 
 class _Stack:

@@ -76,14 +76,16 @@ class OwnScore:
 
 def _as_given(outputs: Tensor, y: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Outputs and labels as a user's function takes them."""
-    outputs, y = outputs.detach().cpu(), y.cpu()
+    outputs = outputs.detach().cpu()
+    y = y.cpu()
     if targets.task == BINARY:
         return outputs[:, 0], y
     if targets.task == LABELS:
         return outputs, y.long()
     if targets.task == VALUES:
-        outputs, y = in_units(outputs, targets), in_units(y, targets)
-        if y.shape[1] == 1:
+        outputs = in_units(outputs, targets)
+        y = in_units(y, targets)
+        if y.shape[1] == 1:  # a single value: vectors (n,)
             return outputs[:, 0], y[:, 0]
     return outputs, y
 

@@ -83,11 +83,17 @@ def _summarise(report: dict[str, Any], output: Path) -> None:
     """Print what the model did with the client's inputs, and the files that hold it."""
     console = make_console()
     if "labels" in report:
-        scores = [_score(SCORES[name], report[name]) for name in SCORES if name in report]
+        scores = []
+        for name, score in SCORES.items():
+            if name in report:
+                scores.append(_score(score, report[name]))
         console.print(f"labels: {report['labels']}; {', '.join(scores)}")
     if "warning" in report.get("inputs", {}):
         say(console, report["inputs"]["warning"])
-    values = ", ".join(f"{key} {report[key]:.4g}" for key in REPORTED if key in report)
-    ending = f": {values}" if values else ""
-    console.print(f"{report['samples']} samples, {report['method']}{ending}")
-    say(console, f"{output}: {', '.join(sorted(file.name for file in output.iterdir()))}")
+    line = f"{report['samples']} samples, {report['method']}"
+    values = [f"{key} {report[key]:.4g}" for key in REPORTED if key in report]
+    if values:
+        line += f": {', '.join(values)}"
+    console.print(line)
+    names = sorted(file.name for file in output.iterdir())
+    say(console, f"{output}: {', '.join(names)}")

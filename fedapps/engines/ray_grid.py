@@ -214,10 +214,15 @@ class RayGrid(LocalGrid):
 
     def _expected(self, messages: Sequence[Message]) -> list[float]:
         """The seconds of each answer: those of the node's last one of its kind, or their mean."""
-        keys = [(m.metadata.dst_node_id, m.metadata.message_type) for m in messages]
-        known = [self._seconds[key] for key in keys if key in self._seconds]
-        mean = sum(known) / len(known) if known else 1.0
-        return [self._seconds.get(key, mean) for key in keys]
+        last_seconds: list[float | None] = []
+        for message in messages:
+            key = (message.metadata.dst_node_id, message.metadata.message_type)
+            last_seconds.append(self._seconds.get(key))
+        known = [seconds for seconds in last_seconds if seconds is not None]
+        mean = 1.0
+        if known:
+            mean = sum(known) / len(known)
+        return [mean if seconds is None else seconds for seconds in last_seconds]
 
     def _weight(self, tasks: list[Task]) -> int:
         """As how many batches the tasks count. A late node's batch fills its actor, so that nothing

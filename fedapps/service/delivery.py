@@ -184,8 +184,10 @@ class PersonalizationResult:
         prediction = predicted(self.logits, self.card.targets)
         classes = self.card.classes
         if self.card.task == VALUES:
-            lowest, highest = prediction.min(0).values.tolist(), prediction.max(0).values.tolist()
-            return {name: list(ends) for name, *ends in zip(classes, lowest, highest, strict=True)}
+            lowest = prediction.min(0).values
+            highest = prediction.max(0).values
+            ends = torch.stack([lowest, highest], 1).tolist()
+            return dict(zip(classes, ends, strict=True))
         if self.card.task == LABELS:
             return dict(zip(classes, prediction.sum(0).int().tolist(), strict=True))
         counts = torch.bincount(prediction, minlength=len(classes)).tolist()
@@ -260,13 +262,16 @@ class PersonalizationResult:
 
     def _number_cells(self) -> list[list[str]]:
         """Each sample's values, or 1 and 0 for its labels and then their probabilities."""
-        numbers = predicted(self.logits, self.card.targets)
-        if self.card.task == VALUES:
-            return [[f"{value:.7g}" for value in row] for row in numbers.tolist()]
+        numbers = predicted(self.logits, self.card.targets).tolist()
         cells = []
+        if self.card.task == VALUES:
+            for values in numbers:
+                cells.append([f"{value:.7g}" for value in values])
+            return cells
         probabilities = self.logits.sigmoid().tolist()
-        for holds, row in zip(numbers.tolist(), probabilities, strict=True):
-            cells.append([*map(str, holds), *(f"{p:.6f}" for p in row)])
+        for holds, sample_probabilities in zip(numbers, probabilities, strict=True):
+            labels = [str(label) for label in holds]
+            cells.append(labels + [f"{p:.6f}" for p in sample_probabilities])
         return cells
 
     def write(self, folder: Path) -> None:

@@ -137,11 +137,16 @@ class Deployment:
 
     def _write_script(self, name: str, *command: object) -> None:
         file = self.folder / f"start-{name}.sh"
-        home, commands = shlex.quote(str(self.home)), shlex.quote(str(COMMANDS))
-        text = shlex.join(map(str, command))
         # A node may run on another machine, which may reach the SuperLink through a proxy.
-        hosts = ",".join((*LOOPBACK, self.host) if name == SUPERLINK else LOOPBACK)
-        script = SCRIPT.format(home=home, commands=commands, hosts=hosts, command=text)
+        hosts_without_proxy = [*LOOPBACK]
+        if name == SUPERLINK:
+            hosts_without_proxy.append(self.host)
+        script = SCRIPT.format(
+            home=shlex.quote(str(self.home)),
+            commands=shlex.quote(str(COMMANDS)),
+            hosts=",".join(hosts_without_proxy),
+            command=shlex.join(map(str, command)),
+        )
         write_text(file, script)
         file.chmod(0o700)
 
@@ -194,8 +199,11 @@ class Deployment:
 
     def stop(self, names: list[str]) -> None:
         """Stop those processes and their children, and nothing else."""
-        started = [process for name in names if (process := self._process(name)) is not None]
-        processes = [child for p in started for child in (p, *p.children(recursive=True))]
+        processes: list[psutil.Process] = []
+        for name in names:
+            started = self._process(name)
+            if started is not None:
+                processes += [started, *started.children(recursive=True)]
         for end in (psutil.Process.terminate, psutil.Process.kill):
             for process in processes:
                 with suppress(psutil.Error):  # it has ended, or belongs to another user

@@ -184,8 +184,9 @@ def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str
     """Send nodes their models; returns the reason for each client without one, by client."""
     payloads = strategy.personalize(strategy.arrays, nodes)
     served = {update.node.client for update in strategy.exchange("query.serve", payloads)}
-    return {
-        node.client: FAILED if node in payloads else NO_MODEL
-        for node in nodes
-        if node.client not in served
-    }
+    reasons = {}
+    for node in nodes:
+        if node.client in served:
+            continue
+        reasons[node.client] = FAILED if node in payloads else NO_MODEL
+    return reasons

@@ -184,7 +184,9 @@ def read_experiment(name: str) -> Experiment:
 def _named_tables(published: Any) -> tuple[str, ...]:
     """The tables of the papers that `published` names; () if it holds values instead."""
     names = published if isinstance(published, list) else [published]
-    return tuple(names) if all(isinstance(name, str) for name in names) else ()
+    if all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return ()
 
 
 def _reasons(table: Any) -> dict[str, str]:

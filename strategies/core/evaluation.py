@@ -106,8 +106,10 @@ class Evaluation:
 
     def _selected_score(self, updates: Sequence[Update]) -> str:
         """The name of the score that chooses the round; "auto" is the task's main one."""
-        selected: str = self._strategy.selection_metric
-        return reported_name(selected, (name for u in updates for name in u.metrics))
+        reported: set[str] = set()
+        for update in updates:
+            reported |= update.metrics.keys()
+        return reported_name(self._strategy.selection_metric, reported)
 
     def _warn_of_selection(self, updates: Sequence[Update]) -> None:
         """Warn once if no training client reports the score that chooses the round."""

@@ -226,10 +226,9 @@ def cases_to_arrays(cases: Sequence[Case], num_candidates: int) -> dict[str, np.
     for case in cases:
         evidence += case.evidence
         outcomes += case.outcomes
-    arrays = {
-        name: np.stack([getattr(case, name) for case in cases])
-        for name in ("n", "unchanged", "misfits", "descriptors")
-    }
+    arrays = {}
+    for name in ("n", "unchanged", "misfits", "descriptors"):
+        arrays[name] = np.stack([getattr(case, name) for case in cases])
     counts = np.array([len(rows) for rows in evidence], int)
     arrays["counts"] = counts.reshape(len(cases), num_candidates)
     arrays["evidence"] = np.concatenate(evidence)
