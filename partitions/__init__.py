@@ -44,8 +44,8 @@ __all__ = [*sorted(_MODULES), "federation", "learns_from_inputs", "task"]  # noq
 __getattr__ = lazy(__name__, _MODULES)
 RUN_SEED = -1  # value of data-seed that means the run's seed
 FEDERATIONS = {  # rules that need a subclass of Federation
-    "preference": "partitions.federations:PreferenceFederation",
-    "cross-dataset": "partitions.federations:CrossFederation",
+    "preference": "partitions.preference_federation:PreferenceFederation",
+    "cross-dataset": "partitions.cross_federation:CrossFederation",
 }
 
 

@@ -1,7 +1,7 @@
 """Federations: a dataset partitioned among clients, with each client's role and share.
 
-There are federations of one dataset, of users with preferences, and of two datasets with common
-classes."""
+Users with preferences have their own (`partitions.preference_federation`), and so have two datasets
+with common classes (`partitions.cross_federation`)."""
 
 import logging
 from dataclasses import replace
@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
@@ -32,11 +31,8 @@ from partitions.datasets.loading import (
     Info,
     Moment,
     configured,
-    described,
-    preference_info,
 )
 from partitions.rules.registry import (
-    BASES,
     PARTITIONS,
     RULES,
     Config,
@@ -44,13 +40,10 @@ from partitions.rules.registry import (
     changes,
 )
 from partitions.shares import (
-    SUB_POPULATION,
-    PreferredSamples,
     Samples,
     Share,
     without_labels,
 )
-from partitions.shifts.translation import translated
 
 logger = logging.getLogger(__name__)
 
@@ -548,7 +541,7 @@ def novel_shots(config: Config) -> int:
     return shots
 
 
-def _check_classes(rule: str, info: Info) -> None:
+def check_classes(rule: str, info: Info) -> None:
     """Raise ValueError for a dataset without one class for each sample."""
     if info.task != CLASSES:
         raise ValueError(
@@ -572,177 +565,3 @@ def _fractions(config: Config) -> dict[str, float]:
             f"{fractions['test']} leave nothing to train on"
         )
     return fractions
-
-
-RANK = "rank"  # attribute of a share: position in its sub-population, from 0, novel users last
-
-
-class PreferenceFederation(Federation):
-    """Users who prefer one of a dataset's types each; a share's attributes name its sub-population.
-
-    `partition.shares` lists each sub-population's fraction of the users, in the order of the types.
-    Empty: equal fractions."""
-
-    def __init__(self, config: Config) -> None:
-        import datasets
-
-        shots = novel_shots(config)
-        if shots:
-            raise ValueError(
-                f"novel-shots is {shots}; users with preferences show no labels: use 0"
-            )
-        labeled = float(config["partition.labeled-clients"])
-        if labeled < 1:
-            raise ValueError(
-                f"partition.labeled-clients is {labeled:g}; users with preferences all have "
-                "labels, so leave it at 1"
-            )
-        self.num_clients = int(config["num-clients"])
-        self._seed = int(config["seed"])
-        self.novel = self._roles(float(config["train-fraction"]))
-        if changes(config, self.novel) or config["partition.test-shift"] != "none":
-            raise ValueError(
-                "partition 'preference' takes neither corruptions, permuted labels nor test-shift"
-            )
-        self.rule = PARTITIONS["preference"].make(config, self.novel)
-        self.dataset: Dataset = configured(config)
-        _check_classes("preference", self.dataset.info)
-        if self.dataset.info.inputs is not None and self.dataset.info.inputs.kind == TABLE:
-            raise ValueError(
-                f"partition 'preference' takes images and vectors, but {self.dataset.info.name} is "
-                "a table; choose another partition"
-            )
-        self.info: Info = preference_info(self.dataset.info)
-        types = self.dataset.y[: self.dataset.num_train].numpy()
-        self.rule.dataset = datasets.Dataset.from_dict({"label": types})
-        self.preferred = np.asarray(self.rule.preferred)
-        self._rank = np.zeros(self.num_clients, dtype=int)
-        for kind in np.unique(self.preferred):
-            users = np.flatnonzero(self.preferred == kind)
-            training_first = users[np.argsort(self.novel[users], kind="stable")]
-            self._rank[training_first] = np.arange(len(users))
-        self._drawn: dict[int, Tensor] = {}  # rows by user
-        self.encoding = None
-        self.targets = Targets(CLASSES)
-        self._mean, self._std = self._scaling(scaling(config, self.dataset.info.inputs))
-
-    def share(self, client: int) -> Share:
-        """The user's data. Raises ValueError for an id out of range."""
-        self.check_client(client)
-        if client not in self._drawn:
-            self._drawn[client] = torch.from_numpy(self.rule.rows(client))
-        rows = self._drawn[client]
-        sizes = self.rule.parts
-        train, validation, test = rows.split(
-            [sizes["train"], sizes.get("validation", 0), sizes["test"]]
-        )
-        attributes: dict[str, float | int | str] = {
-            SUB_POPULATION: int(self.preferred[client]),
-            RANK: int(self._rank[client]),
-        }
-        return Share(
-            self._preferred_samples(client, train),
-            self._preferred_samples(client, validation),
-            self._preferred_samples(client, test),
-            self._preferred_samples(client, rows),
-            bool(self.novel[client]),
-            attributes,
-        )
-
-    def _preferred_samples(self, client: int, index: Tensor) -> PreferredSamples:
-        return PreferredSamples(
-            self.dataset.x,
-            self.dataset.y,
-            index,
-            self.dataset.info.scale,
-            self._mean,
-            self._std,
-            int(self.preferred[client]),
-        )
-
-    def _moment_rows(self) -> Tensor:
-        """The rows of the training split."""
-        return torch.arange(self.dataset.num_train)
-
-
-class CrossFederation(Federation):
-    """Training clients hold ``dataset``, novel clients ``partition.novel-dataset``.
-
-    ODPFL-HN, section 6.8: CIFAR-10 to STL-10. The novel dataset's inputs are resized to the size of
-    the first one's, its classes are matched by name, and classes without a counterpart are left out
-    (see `partitions.shifts.translation`). The base rule partitions both datasets (ours).
-
-    Raises ValueError if they have no common class or different numbers of channels."""
-
-    def __init__(self, config: Config) -> None:
-        base_rule = str(config["partition.base-rule"])
-        if base_rule not in BASES:
-            raise ValueError(f"partition.base-rule is {base_rule!r}; known: {', '.join(BASES)}")
-        if config["partition.permuted-labels"] or config["partition.corruption-every"]:
-            raise ValueError(
-                "partition 'cross-dataset' takes neither permuted-labels nor corruption-every"
-            )
-        self.num_clients = int(config["num-clients"])
-        self._seed = int(config["seed"])
-        self.novel = self._roles(float(config["train-fraction"]))
-        self._shots = novel_shots(config)
-        first = described(config)
-        second = described(config, "partition.novel-dataset")
-        for info in (first, second):
-            _check_classes("cross-dataset", info)
-        if first.shape[:-2] != second.shape[:-2] or len(first.shape) != 3:
-            raise ValueError(
-                f"partition.novel-dataset is {second.name!r} with inputs {second.shape}; "
-                f"{first.name} has {first.shape}"
-            )
-        self.dataset = configured(config)
-        self.info: Info = self.dataset.info
-        novel_dataset = translated(configured(config, "partition.novel-dataset"), self.dataset)
-
-        # Each group is a federation of its own, whose clients all train.
-        num_novel = int(self.novel.sum())
-        training_config: Config = {
-            **config,
-            "partition": base_rule,
-            "num-clients": self.num_clients - num_novel,
-            "train-fraction": 1.0,
-        }
-        self._training = Federation(training_config, self.dataset)
-        self.public = self._training.public
-        self.encoding = None
-        self.targets = Targets(CLASSES)
-        self._novel: Federation | None = None
-        if num_novel:
-            novel_config: Config = {
-                **training_config,
-                "num-clients": num_novel,
-                "standardize": "none",  # the training clients' moments replace these below
-                "seed": seed_of(self._seed, "novel dataset"),
-                "partition.alpha": config["partition.novel-alpha"] or config["partition.alpha"],
-                "partition.public-samples": 0,
-                "partition.labeled-clients": 1.0,  # novel clients' labels are never hidden
-                "partition.test-shift": "none",
-                "partition.corruptions": config["partition.novel-corruptions"],
-                "partition.novel-corruptions": "",
-            }
-            self._novel = Federation(novel_config, novel_dataset)
-            self._novel._mean = self._training._mean
-            self._novel._std = self._training._std
-        # The number of each client within its group.
-        self._number = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
-
-    def share(self, client: int) -> Share:
-        """The client's data. Raises ValueError for an id out of range."""
-        self.check_client(client)
-        is_novel = bool(self.novel[client])
-        federation = self._novel if is_novel else self._training
-        assert federation is not None  # there are novel clients, since this is one
-        group_share = federation.share(int(self._number[client]))
-        share = replace(
-            group_share,
-            novel=is_novel,
-            attributes={**group_share.attributes, "dataset": federation.dataset.info.name},
-            public=self.public,
-            shots=0,
-        )
-        return share.with_shots(self._shots, seed_of(self._seed, "shots", client))

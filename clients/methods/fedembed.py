@@ -27,7 +27,7 @@ from clients.methods._preferences import EMBEDDING, GlobalPlusClient, enclose
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import NONNEGATIVE, POSITIVE, POSITIVE_INT, setting
 from partitions.datasets.loading import Info
-from partitions.federations import RANK
+from partitions.preference_federation import RANK
 from partitions.shares import SUB_POPULATION
 
 ASSIGNMENT = setting(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clients.models.head import HeadedNetwork
 from fedapps.settings.config import Config
 from partitions.datasets.loading import Info, preference_info
-from partitions.federations import RANK
+from partitions.preference_federation import RANK
 from partitions.shares import SUB_POPULATION, PreferredSamples, Samples, Share
 
 SHAPE = (1, 2, 2)  # of an input: an image, which some methods need

@@ -19,16 +19,16 @@ from partitions.datasets.description import IMAGE, TABLE, Description
 from partitions.datasets.distance import farthest, threshold, warning, words
 from partitions.datasets.encoding import MEAN, gaps_in
 from partitions.datasets.readers.columns import read_column
+from partitions.datasets.shared_encoding import SharedEncoding
 from partitions.datasets.statistics import (
-    SharedEncoding,
     Statistics,
     Sums,
     array_sums,
     kind_of_shape,
     number_sums,
-    read_encoding,
     table_sums,
 )
+from partitions.datasets.statistics_reading import read_encoding
 from partitions.items import parts_of
 from partitions.shares import Samples, Share
 

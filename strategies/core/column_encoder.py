@@ -13,13 +13,8 @@ from flwr.common.logger import log
 
 from clients.core.arrays import Arrays
 from clients.core.protocol import ENCODING, SHAPE, STATISTICS, SUMS
-from partitions.datasets.statistics import (
-    Sent,
-    SharedEncoding,
-    agreeing,
-    learnt,
-    read_encoding,
-)
+from partitions.datasets.shared_encoding import Sent, SharedEncoding, agreeing, learnt
+from partitions.datasets.statistics_reading import read_encoding
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
 from strategies.core.replies import EXAMPLES, Node, Requirement, Update

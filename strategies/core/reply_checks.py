@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from clients.core.arrays import Arrays, from_record
 from clients.core.protocol import CAPABILITIES, SUMS, UNLABELED
-from partitions.datasets.statistics import read_statistics
+from partitions.datasets.statistics_reading import read_statistics
 from strategies.core.replies import (
     EXAMPLES,
     LACKS,

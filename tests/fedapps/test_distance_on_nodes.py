@@ -18,14 +18,9 @@ from fedapps.service.finished_run import restore_strategy
 from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults
 from partitions.datasets.distance import threshold, warning
-from partitions.datasets.statistics import (
-    Sent,
-    SharedEncoding,
-    Statistics,
-    learnt,
-    number_sums,
-    read_encoding,
-)
+from partitions.datasets.shared_encoding import Sent, SharedEncoding, learnt
+from partitions.datasets.statistics import Statistics, number_sums
+from partitions.datasets.statistics_reading import read_encoding
 
 ASK = {"standardize": "training-clients"}
 

@@ -27,16 +27,9 @@ from fedapps.node.own_encoding import TableReader, encoded, statistics_of
 from fedapps.saved import read_state, state_bytes
 from fedapps.settings.config import defaults
 from partitions.datasets.description import SIGNAL, VECTOR
-from partitions.datasets.statistics import (
-    Sent,
-    Statistics,
-    Sums,
-    agreeing,
-    learnt,
-    number_sums,
-    read_encoding,
-    read_statistics,
-)
+from partitions.datasets.shared_encoding import Sent, agreeing, learnt
+from partitions.datasets.statistics import Statistics, Sums, number_sums
+from partitions.datasets.statistics_reading import read_encoding, read_statistics
 from partitions.reading import Form
 from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.privacy import Privacy

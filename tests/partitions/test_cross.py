@@ -6,9 +6,9 @@ import torch
 
 from fedapps.common.seeds import seed_of
 from fedapps.settings.config import defaults
-from partitions import federations
+from partitions import cross_federation
+from partitions.cross_federation import CrossFederation
 from partitions.datasets.loading import Dataset, Info
-from partitions.federations import CrossFederation
 
 
 def images(name, rows, first, classes, **known):
@@ -31,8 +31,8 @@ def crossed(monkeypatch):
     def got(config, key="dataset"):
         return one(config, key).info
 
-    monkeypatch.setattr(federations, "configured", one)
-    monkeypatch.setattr(federations, "described", got)
+    monkeypatch.setattr(cross_federation, "configured", one)
+    monkeypatch.setattr(cross_federation, "described", got)
     changes = {"num-clients": 5, "train-fraction": 0.6, "partition.base-rule": "iid"}
     changes |= {"partition.novel-dataset": "there", "seed": 4}
     return lambda **more: CrossFederation(
@@ -97,7 +97,7 @@ def test_all_are_standardised_as_the_training_clients_are(crossed):
 def test_labels_that_are_shown_are_drawn_by_client(crossed, monkeypatch):
     noted = []
     monkeypatch.setattr(
-        federations, "seed_of", lambda *words: noted.append(words) or seed_of(*words)
+        cross_federation, "seed_of", lambda *words: noted.append(words) or seed_of(*words)
     )
     federation = crossed(novel_shots=3)
     noted.clear()

@@ -15,9 +15,9 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions import federation
+from partitions.cross_federation import CrossFederation
 from partitions.datasets import features, loading
 from partitions.datasets.readers.femnist import read_femnist
-from partitions.federations import CrossFederation
 from partitions.shifts.translation import translated
 
 pytestmark = pytest.mark.usefixtures("own_cache")

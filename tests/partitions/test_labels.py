@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from partitions.federations import CrossFederation
+from partitions.cross_federation import CrossFederation
 from partitions.shares import Share
 
 
