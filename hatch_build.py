@@ -15,6 +15,7 @@ FOLDERS = "clients|strategies|partitions|experiments"
 OMITTED = {  # they need a checkout
     "experiments/attacks.py",
     "experiments/benchmarks",
+    "experiments/coverage.py",
     "experiments/figures_site.py",
     "experiments/method_pages.py",
     "experiments/tutorials.py",

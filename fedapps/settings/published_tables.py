@@ -27,7 +27,7 @@ BESIDE_SCORES = ("name", "at", "settings", "released", "facts", "derived", "grou
 def published_tables(root: Path) -> dict[str, Path]:
     """The tables in the folder of the experiments, ``<paper>/<table>`` → file."""
     folder = root / FOLDER
-    files = sorted(folder.rglob("*.toml"))
+    files = sorted(folder.glob("*/*.toml"))
     return {str(file.relative_to(folder).with_suffix("")): file for file in files}
 
 

@@ -1,0 +1,225 @@
+"""Makes docs/results/coverage.md: ``python -m experiments.coverage``; ``--count`` prints how many
+items of the papers are measured, and how many values are older than their method's code.
+
+experiments/published/items.toml names the items. The values are those of experiments/measured/: a
+file there is a `reproduced.json` of ``fedapps reproduce``, or has the same form. Its cells have the
+version of the method that they measured (`code`, as in summary.json). A value is stale if that is
+not the method's version now, or if it is not known."""
+
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fedapps.results.formats import number_cell, spread_cell
+from fedapps.results.method_code import code_of
+from fedapps.settings.experiments import experiments_root
+from fedapps.settings.published_tables import published_tables, read_table
+
+ROOT = experiments_root().parent
+PAGE = ROOT / "docs" / "results" / "coverage.md"
+MEASURED = "measured"
+ITEMS = "published/items.toml"
+WHOLLY, IN_PART, NOT = "wholly", "in part", "not"
+MIN_SEEDS = 3  # of a value that counts wholly
+HEAD = """# Coverage
+
+What the four papers have, where it is, and what is measured of it. `python -m experiments.coverage`
+makes this page from `experiments/published/` and `experiments/measured/`. The files there have the
+commands.
+"""
+SUMMARY = """**Of {} items {} are measured wholly, {} in part and {} not.** Wholly means each row
+and column with at least three seeds: tables and figures on the paper's data, the others on any. A value
+is stale if its method's code has changed since, or if its version was not recorded.
+"""
+COLUMNS = ("kind", "item", "where", "measured", "data", "ours", "published",
+           "difference: mean, largest", "stale", "what is missing")  # fmt: skip
+Cell = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a paper. A cell belongs to it by `records`, `rows` and `columns`; an empty list
+    takes all. `data` is the dataset of a table or a figure, "" for what may be measured on any."""
+
+    paper: str
+    kind: str
+    name: str
+    code: str
+    records: Sequence[str] = ()
+    table: str = ""
+    columns: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    data: str = ""
+    lacks: str = ""
+
+
+@dataclass
+class Measured:
+    """The cells of an item, those that it has not, and what follows from both."""
+
+    item: Item
+    cells: list[Cell] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """Whether it is measured wholly: each cell, over seeds, and on the paper's data."""
+        if not self.cells:
+            return NOT
+        seeds = all(len(cell["seeds"]) >= MIN_SEEDS for cell in self.cells)
+        elsewhere = {cell["dataset"] for cell in self.cells} - {self.item.data}
+        if self.item.lacks or self.missing or not seeds or (self.item.data and elsewhere):
+            return IN_PART
+        return WHOLLY
+
+
+def read_items() -> list[Item]:
+    """The items of the papers."""
+    content = tomllib.loads((experiments_root() / ITEMS).read_text("utf-8"))
+    return [Item(**one) for one in content["items"]]
+
+
+def read_records() -> dict[str, dict[str, Any]]:
+    """The records of measurements by the names of their files."""
+    files = sorted((experiments_root() / MEASURED).glob("*.json"))
+    return {file.stem: json.loads(file.read_text("utf-8")) for file in files}
+
+
+def measured(item: Item, records: Mapping[str, Mapping[str, Any]]) -> Measured:
+    """The cells of an item. Raises ValueError for a record that there is not."""
+    found = Measured(item)
+    seen: set[tuple[str, str]] = set()
+    for name in item.records:
+        if name not in records:
+            raise ValueError(f"{item.name} names the record {name!r}; known: {', '.join(records)}")
+        for cell in records[name]["cells"]:
+            in_columns = not item.columns or cell["column"] in item.columns
+            in_rows = not item.rows or cell["row"] in item.rows
+            if in_columns and in_rows:
+                found.cells.append({**cell, "table": records[name]["table"]})
+                seen.add((cell["column"], cell["row"]))
+    found.missing = _missing(item, seen)
+    return found
+
+
+def _missing(item: Item, seen: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The columns and rows of an item without a cell. An item that names no columns needs each row
+    once, and one that names no rows each column."""
+    columns = {column for column, _ in seen}
+    rows = {row for _, row in seen}
+    if not item.columns:
+        return [("", row) for row in item.rows if row not in rows]
+    if not item.rows:
+        return [(column, "") for column in item.columns if column not in columns]
+    wanted = []
+    for column in item.columns:
+        wanted += [(column, row) for row in item.rows]
+    return [pair for pair in wanted if pair not in set(seen)]
+
+
+def is_stale(cell: Cell) -> bool:
+    """Whether a value is older than its method's code, or of unknown age."""
+    method = str(cell["row"]).partition(" ")[0]
+    return not cell["code"] or cell["code"] != code_of(method)
+
+
+def published_value(cell: Cell) -> tuple[float | None, str]:
+    """The published value of a cell, None if there is none, and the dataset that its column
+    names."""
+    if cell["table"] not in published_tables(experiments_root()):
+        return None, ""
+    for column in read_table(str(cell["table"]), experiments_root())["columns"]:
+        if column["name"] == cell["column"]:
+            values = column.get(cell["score"], {}).get(cell["row"], [])
+            return (values[0] if values else None), column["at"].get("dataset", "")
+    return None, ""
+
+
+def row_of_page(found: Measured) -> str:
+    """A line of the page's table."""
+    item = found.item
+    ours, published, difference = _values(found)
+    data = ", ".join(sorted({str(cell["dataset"]) for cell in found.cells})) or "–"
+    stale = sum(map(is_stale, found.cells))
+    age = f"{stale} of {len(found.cells)}" if stale else ("–" if not found.cells else "0")
+    texts = [item.kind, item.name, f"`{item.code}`", found.status, data, ours, published,
+             difference, age, item.lacks or "–"]  # fmt: skip
+    return f"| {' | '.join(texts)} |"
+
+
+def _values(found: Measured) -> tuple[str, str, str]:
+    """Our value, the published one and the difference; of several cells how many there are, and the
+    mean and largest absolute difference, on the paper's data alone."""
+    if not found.cells:
+        return "–", "–", "–"
+    differences = []
+    published: list[float] = []
+    for cell in found.cells:
+        value, dataset = published_value(cell)
+        if value is not None:
+            published.append(value)
+            if cell["dataset"] in (found.item.data, dataset):
+                differences.append(cell["value"] - value)
+    if len(found.cells) == 1:
+        cell = found.cells[0]
+        digits = 3 if abs(cell["value"]) < 1 else 2
+        spread = float("nan") if cell["spread"] is None else float(cell["spread"])
+        ours = spread_cell(float(cell["value"]), spread, digits)
+    else:
+        digits = 3 if max(abs(cell["value"]) for cell in found.cells) < 1 else 2
+        low = min(cell["value"] for cell in found.cells)
+        high = max(cell["value"] for cell in found.cells)
+        texts = [number_cell(float(end), digits) for end in (low, high)]
+        ours = f"{len(found.cells)}, {texts[0]} to {texts[1]}"
+    of_paper = "–"
+    if published:
+        ends = [number_cell(float(end), digits) for end in (min(published), max(published))]
+        of_paper = ends[0] if len(published) == 1 else f"{len(published)}, {ends[0]} to {ends[1]}"
+    if not differences:
+        return ours, of_paper, "–"
+    size = mean(abs(one) for one in differences)
+    largest = max(differences, key=abs)
+    text = f"{number_cell(size, digits)}, at most {number_cell(largest, digits, signed=True)}"
+    return ours, of_paper, text
+
+
+def page(all_found: Sequence[Measured]) -> str:
+    """The page."""
+    counts = Counter(found.status for found in all_found)
+    lines = [HEAD]
+    lines.append(SUMMARY.format(len(all_found), *(counts[one] for one in (WHOLLY, IN_PART, NOT))))
+    for paper in dict.fromkeys(found.item.paper for found in all_found):
+        lines += [f"## {paper}", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        lines += [row_of_page(found) for found in all_found if found.item.paper == paper]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def counted(all_found: Sequence[Measured], records: Mapping[str, Mapping[str, Any]]) -> str:
+    """The numbers of items and of stale values, in one line."""
+    counts = Counter(found.status for found in all_found)
+    cells = [cell for record in records.values() for cell in record["cells"]]
+    stale = sum(map(is_stale, cells))
+    items = f"{counts[WHOLLY]} measured wholly, {counts[IN_PART]} in part, {counts[NOT]} not"
+    return f"coverage: {len(all_found)} items, {items}; {stale} of {len(cells)} values are stale"
+
+
+def main(words: Sequence[str]) -> None:
+    """Write the page, or print the count alone."""
+    if set(words) - {"--count"}:
+        raise SystemExit(f"unknown words {' '.join(words)!r}; known: --count")
+    records = read_records()
+    all_found = [measured(item, records) for item in read_items()]
+    if not words:
+        Path(PAGE).write_text(page(all_found), "utf-8")
+    print(counted(all_found, records))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,93 @@
+"""The coverage page: what an item's cells make of it, by hand, and the committed items."""
+
+import pytest
+
+from experiments.coverage import (
+    IN_PART,
+    NOT,
+    PAGE,
+    ROOT,
+    WHOLLY,
+    Item,
+    is_stale,
+    measured,
+    read_items,
+    read_records,
+    row_of_page,
+)
+from fedapps.results.method_code import code_of
+from fedapps.settings.experiments import experiments_root
+from fedapps.settings.published_tables import read_table
+
+
+def cell(row, column="MNIST", seeds=(0, 1, 2), dataset="mnist", **more):
+    return {
+        **{"column": column, "row": row, "score": "novel", "value": 95.0, "spread": 0.5},
+        **{"seeds": list(seeds), "rounds": 200, "dataset": dataset, "code": ""},
+    } | more
+
+
+def item(rows=("fedavg", "tent"), columns=("MNIST",), **more):
+    """Two cells of FedTTA's Table 1, which has 94.69 and 98.51 for them."""
+    return Item("FedTTA", "table", "Table 1", "clients/methods/", ["one"], "fedtta/table1",
+                columns, rows, "mnist", **more)  # fmt: skip
+
+
+def record(cells):
+    return {"one": {"table": "fedtta/table1", "cells": cells}}
+
+
+@pytest.mark.parametrize("cells, status", [
+    ([cell("fedavg"), cell("tent")], WHOLLY),
+    ([cell("fedavg")], IN_PART),  # a row is missing
+    ([cell("fedavg"), cell("tent", seeds=[0, 1])], IN_PART),  # two seeds
+    ([cell("fedavg"), cell("tent", dataset="digits")], IN_PART),  # other data than the paper's
+    ([cell("fedavg"), cell("tent", column="CIFAR-10")], IN_PART),  # another column
+    ([cell("scaffold")], NOT),
+])  # fmt: skip
+def test_an_item_is_measured_wholly_by_all_its_cells(cells, status):
+    assert measured(item(), record(cells)).status == status
+
+
+def test_what_an_item_lacks_makes_it_partial():
+    records = record([cell("fedavg"), cell("tent")])
+    assert measured(item(lacks="the paper's users"), records).status == IN_PART
+    with pytest.raises(ValueError, match="names the record 'one'; known: two"):
+        measured(item(), {"two": records["one"]})
+
+
+def test_a_line_of_the_page_by_hand():
+    """95 − 94.69 = 0.31 and 95 − 98.51 = −3.51: mean size 1.91, largest −3.51."""
+    line = row_of_page(measured(item(), record([cell("fedavg"), cell("tent")])))
+    assert "| wholly | mnist | 2, 95.00 to 95.00 | 2, 94.69 to 98.51 |" in line
+    assert "| 1.91, at most −3.51 | 2 of 2 | – |" in line
+    one = row_of_page(measured(item(["fedavg"]), record([cell("fedavg")])))
+    assert "| 95.00 ± 0.50 | 94.69 | 0.31, at most +0.31 |" in one
+
+
+def test_a_value_is_stale_unless_its_version_is_that_of_the_code():
+    assert is_stale(cell("tent bits=true"))
+    assert is_stale(cell("tent", code="0123456789ab"))
+    assert not is_stale(cell("tent bits=true", code=code_of("tent")))
+
+
+def test_every_item_has_a_number_or_the_reason_why_not():
+    records = read_records()
+    names = set()
+    for one in read_items():
+        found = measured(one, records)
+        assert found.status == WHOLLY or one.lacks.strip(), one.name
+        assert (ROOT / one.code).exists(), one.code
+        if one.table:
+            columns = {
+                column["name"] for column in read_table(one.table, experiments_root())["columns"]
+            }
+            assert set(one.columns) <= columns, one.name
+        names.add((one.paper, one.kind, one.name))
+    assert len(names) == len(read_items()) == 125
+
+
+def test_the_page_has_every_item():
+    text = PAGE.read_text("utf-8")
+    for one in read_items():
+        assert f"| {one.kind} | {one.name} | `{one.code}` |" in text, one.name
