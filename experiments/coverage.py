@@ -34,8 +34,8 @@ makes this page from `experiments/published/` and `experiments/measured/`. The f
 commands.
 """
 SUMMARY = """**Of {} items {} are measured wholly, {} in part and {} not.** Wholly means each row
-and column with at least three seeds: tables and figures on the paper's data, the others on any. A value
-is stale if its method's code has changed since, or if its version was not recorded.
+and column with at least three seeds: tables and figures on the paper's data, the others on any. A
+value is stale if its method's code has changed since, or if its version was not recorded.
 """
 COLUMNS = ("kind", "item", "where", "measured", "data", "ours", "published",
            "difference: mean, largest", "stale", "what is missing")  # fmt: skip
