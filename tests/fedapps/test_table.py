@@ -91,6 +91,28 @@ def test_replies_that_were_dropped_are_told_by_method(tmp_path):
     assert "dropped" not in results(runs_of(jobs[2:4])).caption
 
 
+def test_late_replies_are_told_by_method(tmp_path):
+    """Of both seeds: 3 + 1 late; 2 used at age 1 and 1 at age 4, a mean of 2; none of tent's used.
+    The simulated seconds have a column."""
+    got = {"train": {"accuracy": 0.5}, "novel": {"accuracy": 0.5, "sem": 0.1}}
+    jobs = [
+        job(tmp_path, 0, **got, late=3, late_used=2, late_dropped=0, late_age=1.0,
+            simulated_seconds=30.0),
+        job(tmp_path, 1, **got, late=1, late_used=1, late_dropped=0, late_age=4.0,
+            simulated_seconds=50.0),
+        job(tmp_path, 0, "tent", **got, late=4, late_used=0, late_dropped=3),
+        job(tmp_path, 0, "local", **got),
+    ]  # fmt: skip
+    shown = results(runs_of(jobs))
+    assert (
+        "late replies: fedavg 4, 3 used at a mean age of 2.0 rounds; tent 4, 3 dropped;"
+        in shown.caption
+    )
+    column = shown.columns.index("simulated s")
+    assert [row[column] for row in shown.rows] == ["40", "–", "–"]
+    assert "simulated s" not in results(runs_of(jobs[3:])).columns
+
+
 def test_rounds_that_are_gone_of_all_jobs(tmp_path):
     """Of 10 each: one that ended after 3 has none left, one has done 4, one reported 12. Damaged
     lines do not count."""

@@ -385,3 +385,22 @@ def test_one_client_in_ten_is_tenfold_slower():
     seconds = {node: latency.seconds(node, nodes) for node in nodes}
     assert sorted(seconds.values()) == [1.0] * 27 + [10.0] * 3
     assert sum(seconds[node] == 10 for node in nodes if node.novel) == 1
+
+
+# Limits
+
+
+def test_a_late_reply_is_measured_from_the_model_that_it_started_from(monkeypatch):
+    """Node 1 is slow now, and replies to 100 with a million: of its change of nearly a million,
+    where others change by 2 and 3, nothing is used."""
+    for node, seconds in ((1, 5.0), (2, 1.0), (3, 2.0)):
+        monkeypatch.setitem(SECONDS, node, seconds)
+
+    def spoil(reply):
+        reply.content["arrays"] = to_record({"w": np.full(2, 1e6, np.float32)})
+
+    strategy, _, reports = go(rounds=3, round_quorum=0.6, spoil=spoil)
+    assert column(reports, "dropped") == [{}, {}, {"absurd": 1}]
+    assert column(reports, "late-used") == [0, 0, 0]
+    first = (102 + 2 * 103) / 3
+    assert strategy.models[2] == pytest.approx(first + 2 * (2 + 2 * 3) / 3, rel=1e-6)
