@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import wire_table
 from flwr.app import ArrayRecord
-from small_runs import NEEDS, WEE, answering
+from small_runs import LATE, NEEDS, WEE, answering
 
 import partitions
 from clients.core.arrays import from_record, to_record
@@ -228,9 +228,7 @@ def test_one_seed_gives_the_same_bits_whatever_held_out_labels_are(finished, mon
 def test_late_replies_are_used_or_dropped_as_the_strategy_says(method):
     """Of three training clients or more one is three times slower: its reply to round 1 is there
     by the end of round 3, or of an earlier one where a method's further messages take time."""
-    changes = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34}
-    changes |= {"latency-slow-factor": 3.0, "round-quorum": 0.6, "fraction-train": 1.0}
-    changes |= {"fraction-evaluate": 0.0, "local-steps": 1}
+    changes = LATE | {"fraction-evaluate": 0.0, "local-steps": 1}
     reports = []
     strategy = METHODS[method].strategy
     record = strategy.aggregate_evaluate

@@ -3,16 +3,14 @@
 import json
 
 import pytest
-from small_runs import fedapps, federate
+from small_runs import LATE, fedapps, federate
 
 
 def test_the_summary_has_the_totals_of_all_rounds(tmp_path):
     """Of three training clients one takes three seconds, the others one: late in round 1, used in
     round 3 at age 2, and late again in round 4."""
-    latency = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34}
-    changes = {"latency-slow-factor": 3.0, "round-quorum": 0.6, "fraction-train": 1.0, "rounds": 4}
-    federate(**latency, **changes, **{"output-dir": str(tmp_path / "fedavg-seed0")})
     folder = tmp_path / "fedavg-seed0"
+    federate(**LATE, **{"rounds": 4, "output-dir": str(folder)})
     rounds = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     assert [report["simulated-seconds"] for report in rounds] == [1, 2, 3, 4]

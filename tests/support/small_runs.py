@@ -59,12 +59,16 @@ NEEDS |= dict.fromkeys(("fedmd", "heterotent", "heterofedtta"), PUBLIC)
 HALF = {"train-fraction": 0.67, "partition.labeled-clients": 0.5}  # two of four have labels
 SHIFTED = {"partition.test-fraction": 0.2, "partition.test-shift": "mixture"}
 STREAM = {"novel-batch": 7, "novel-stream": True}
+# One of three training clients replies to a message of round 1 by the end of round 3.
+LATE = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34}
+LATE |= {"latency-slow-factor": 3.0, "round-quorum": 0.6, "fraction-train": 1.0}
 UNUSUAL = {
     "flowdup, labels of two": HALF | STREAM | {"method": "flowdup", "fraction-train": 1.0},
     "hyperfedzero, labels of two": HALF | {"method": "hyperfedzero", "fraction-train": 1.0},
     "fedthe, shifted tests": SHIFTED | {"method": "fedthe"},
     "tent, a stream": STREAM | {"method": "tent"},
     "tent, batches": {"novel-batch": 7, "method": "tent"},
+    "scaffold, late": LATE | {"method": "scaffold"},
 }
 
 
