@@ -137,7 +137,10 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
         if len(rows):
             return _of_rows(x, y, rows, name, form)
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
-        raise ValueError(f"{name} is not a dataset with items and a length above 0")
+        raise ValueError(
+            f"{name} is not a dataset with items and a length above 0; of a stream of samples give "
+            "a list of them"
+        )
     try:
         first = items[0]
     except (LookupError, TypeError) as error:
