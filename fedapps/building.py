@@ -280,6 +280,8 @@ def build_strategy(
     strategy_class = METHODS[method].strategy
     if "network" in accepted(strategy_class):
         options["network"] = networks
+    # A setting has this name, too: without an option its text would be passed.
+    options.setdefault("latency", None)
     strategy: PersonalizedStrategy = construct(
         strategy_class, config=config, method=method, **options
     )
