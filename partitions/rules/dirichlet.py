@@ -28,23 +28,29 @@ class DirichletPartitioner(RowsPartitioner):
     def assign(self, labels: np.ndarray) -> list[np.ndarray]:
         """⌊N / n⌋ rows for each client, by its proportions."""
         generator = np.random.default_rng(self._seed)
-        pools = []
-        for label in np.unique(labels):
-            pools.append(generator.permutation(np.flatnonzero(labels == label)))
-        remaining = np.array([len(pool) for pool in pools])
-        num_clients = len(self._alphas)
-        size = len(labels) // num_clients
-        rows_of: list[np.ndarray] = [np.array([], dtype=int)] * num_clients
-        # In random order, since the last clients find classes without samples.
-        for client in generator.permutation(num_clients):
-            q = generator.dirichlet(np.full(len(pools), self._alphas[client]))
-            counts = _draw(q, remaining, size, generator)
-            parts = []
-            for pool, end, count in zip(pools, remaining, counts, strict=True):
-                parts.append(pool[end - count : end])
-            remaining -= counts
-            rows_of[client] = np.concatenate(parts)
-        return rows_of
+        return rows_by_alphas(labels, self._alphas, len(labels) // len(self._alphas), generator)
+
+
+def rows_by_alphas(
+    labels: np.ndarray, alphas: Sequence[float], size: int, generator: np.random.Generator
+) -> list[np.ndarray]:
+    """`size` rows for each client, by proportions from Dir(α) with its concentration in `alphas`;
+    no row twice."""
+    pools = []
+    for label in np.unique(labels):
+        pools.append(generator.permutation(np.flatnonzero(labels == label)))
+    remaining = np.array([len(pool) for pool in pools])
+    rows_of: list[np.ndarray] = [np.array([], dtype=int)] * len(alphas)
+    # In random order, since the last clients find classes without samples.
+    for client in generator.permutation(len(alphas)):
+        q = generator.dirichlet(np.full(len(pools), alphas[client]))
+        counts = _draw(q, remaining, size, generator)
+        parts = []
+        for pool, end, count in zip(pools, remaining, counts, strict=True):
+            parts.append(pool[end - count : end])
+        remaining -= counts
+        rows_of[client] = np.concatenate(parts)
+    return rows_of
 
 
 def _draw(

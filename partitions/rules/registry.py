@@ -123,6 +123,32 @@ def _angles(config: Config, key: str) -> list[float]:
     return angles
 
 
+def _mixed(config: Config, novel: np.ndarray) -> Any:
+    from partitions.rules.mixed import MixedPartitioner
+
+    return MixedPartitioner(_novel_shifts(config, novel), _seed(config))
+
+
+def _mixed_shifts(config: Config, novel: np.ndarray) -> "Change":
+    from partitions.datasets.loading import described
+    from partitions.shifts.corruptions import MixedShifts
+
+    info = described(config)
+    severity = int(config["partition.severity"])
+    shifts = _novel_shifts(config, novel)
+    return MixedShifts(shifts, severity, info.shape, info.scale, int(config["seed"]))
+
+
+def _novel_shifts(config: Config, novel: np.ndarray) -> list[str]:
+    """The shift of each client. Raises ValueError if the option lists none."""
+    from partitions.rules.mixed import KEY, shifts_by_client
+
+    names = _names(str(config[KEY]))
+    if not names:
+        raise ValueError(f"{KEY} is empty; it must list shifts, as none,alpha-0.1,rotation-45")
+    return shifts_by_client(names, novel, int(config["seed"]))
+
+
 def _change(place: str, config: Config, novel: np.ndarray) -> "Change":
     """The `Change` ``module:NAME``, called with those options that it has as parameters."""
     arguments: dict[str, Any] = {"novel": novel, "seed": config["seed"]}
@@ -266,6 +292,13 @@ RULES = {
         ("base-rule", "keep-fraction"),
         partial(_change, "partitions.shifts.changes:Subsampling"),
     ),
+    "mixed": Partition(
+        _mixed,
+        "all classes alike; each novel client has another shift, of its classes or of its inputs",
+        ("novel-shifts",),
+        _mixed_shifts,
+        needs_classes=True,
+    ),
     "cross-dataset": Partition(
         _base_rule,
         "a base rule; novel clients hold another dataset with the same classes (ODPFL-HN)",
@@ -373,6 +406,12 @@ class Options(Configured):
     severity = setting(0, "severity of the corruptions, 1 to 5; 0: drawn for each client", "[0, 5]")
     corruption_every = setting(
         0, "change a novel client's corruption after this many samples; 0: never", COUNT
+    )
+    novel_shifts = setting(
+        "none,alpha-0.1,rotation-45,inversion",
+        "shifts that novel clients have in turn, one each: none, alpha-A for class proportions "
+        "from Dir(A), rotation-D for D degrees, or a corruption",
+        listed=True,
     )
     permuted_labels = setting(False, "permute the classes of each novel client's labels at random")
     shares = setting(

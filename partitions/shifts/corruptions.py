@@ -7,7 +7,7 @@ part, so its first three severities are ours; contrast and brightness treat all 
 does with photographs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from fedapps.common.seeds import seed_of
-from partitions.shifts.changes import Change, blur
+from partitions.rules.mixed import ALPHA, KEY, NONE, ROTATION, number_of
+from partitions.shifts.changes import Change, blur, rotate
 
 Corrupt = Callable[[Tensor, Any, Generator], Tensor]
 
@@ -173,6 +174,20 @@ def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     return x
 
 
+def check_corruption(key: str, name: str, known: Iterable[str], shape: tuple[int, ...]) -> None:
+    """Raise ValueError, by the option's key, unless `name` is a corruption that images of this
+    shape can have; `known` are the names beside the corruptions."""
+    if name not in CORRUPTIONS:
+        choices = ", ".join([*known, *CORRUPTIONS])
+        raise ValueError(f"{key} names {name!r}; known: {choices}")
+    min_side = CORRUPTIONS[name][2]
+    if len(shape) != 3 or min(shape[1:]) < min_side:
+        raise ValueError(
+            f"{key} names {name!r}, which needs images of at least "
+            f"{min_side}×{min_side} pixels, not inputs of shape {shape}"
+        )
+
+
 class UnseenCorruptions(Change):
     """Each client has one corruption from the list of its role, at one severity.
 
@@ -194,18 +209,10 @@ class UnseenCorruptions(Change):
     ) -> None:
         keys = ("partition.corruptions", "partition.novel-corruptions")
         for key, names in zip(keys, lists, strict=True):
-            unknown = [name for name in names if name not in {"none", *CORRUPTIONS}]
-            if unknown:
-                known = ", ".join(["none", *CORRUPTIONS])
-                raise ValueError(f"{key} names {unknown[0]!r}; known: {known}")
-            for name in set(names) - {"none"}:
-                min_side = CORRUPTIONS[name][2]
-                if len(shape) != 3 or min(shape[1:]) < min_side:
-                    raise ValueError(
-                        f"{key} names {name!r}, which needs images of at least "
-                        f"{min_side}×{min_side} pixels, not inputs of shape {shape}"
-                    )
-        in_both = sorted({*lists[0]} & {*lists[1]} - {"none"})
+            for name in names:
+                if name != NONE:
+                    check_corruption(key, name, [NONE], shape)
+        in_both = sorted({*lists[0]} & {*lists[1]} - {NONE})
         if in_both:
             raise ValueError(
                 f"{keys[1]} names {in_both[0]!r}, and so does {keys[0]}; novel clients must have "
@@ -219,7 +226,7 @@ class UnseenCorruptions(Change):
         self._severities: list[int] = []
         for client, is_novel in enumerate(novel):
             generator = np.random.default_rng(seed_of(seed, "corruption", client))
-            names = list(lists[int(is_novel)]) or ["none"]
+            names = list(lists[int(is_novel)]) or [NONE]
             order = generator.permutation(len(names))
             self._kinds.append([names[i] for i in order])
             # Drawn after the order, so that a fixed severity leaves the kinds as they are.
@@ -232,14 +239,14 @@ class UnseenCorruptions(Change):
         if self._every and self._novel[client]:
             kinds = self._kinds[client]
             part_size = self._every
-        if set(kinds) == {"none"} or not len(x):
+        if set(kinds) == {NONE} or not len(x):
             return None
         severity = self._severities[client]
         generator = torch.Generator().manual_seed(seed_of(self._seed, "corrupted", client))
         parts = []
         for number, part in enumerate((x.float() / self._scale).split(part_size)):
             name = kinds[number % len(kinds)]
-            if name == "none":
+            if name == NONE:
                 parts.append(part)
             else:
                 parts.append(corrupted(part, name, severity, generator))
@@ -248,5 +255,57 @@ class UnseenCorruptions(Change):
     def attributes(self, client: int) -> dict[str, float | int | str]:
         """The first corruption and its severity, 0 for none."""
         kind = self._kinds[client][0]
-        severity = 0 if kind == "none" else self._severities[client]
+        severity = 0 if kind == NONE else self._severities[client]
         return {"corruption": kind, "severity": severity}
+
+
+class MixedShifts(Change):
+    """The inputs of each client, by the name of its shift in `shifts` (see
+    `partitions.rules.mixed`): rotated, corrupted, or unchanged.
+
+    `severity` 0 draws one of 1 to 5 for each client. `scale` is the largest value of an input as
+    stored. Raises ValueError for an unknown shift, and for one that needs larger images than
+    `shape`."""
+
+    def __init__(
+        self,
+        shifts: Sequence[str],
+        severity: int,
+        shape: tuple[int, ...],
+        scale: float,
+        seed: int,
+    ) -> None:
+        self._shifts = shifts
+        self._scale = scale
+        self._seed = seed
+        self._degrees: dict[str, float] = {}  # by shift
+        for name in dict.fromkeys(shifts):
+            degrees = number_of(name, ROTATION)
+            if degrees is not None:
+                if len(shape) != 3:
+                    raise ValueError(f"{KEY} names {name!r}; inputs of shape {shape} are no images")
+                self._degrees[name] = degrees
+            elif name != NONE and number_of(name, ALPHA) is None:
+                check_corruption(KEY, name, [NONE, f"{ALPHA}A", f"{ROTATION}D"], shape)
+        self._severities = []
+        for client in range(len(shifts)):
+            generator = np.random.default_rng(seed_of(seed, "severity", client))
+            self._severities.append(severity or int(generator.integers(1, 6)))
+
+    def inputs(self, client: int, x: Tensor) -> Tensor | None:
+        """The changed inputs; None for a client whose classes alone are shifted."""
+        name = self._shifts[client]
+        if name in self._degrees:
+            return rotate(x, self._degrees[name])
+        if name not in CORRUPTIONS or not len(x):
+            return None
+        generator = torch.Generator().manual_seed(seed_of(self._seed, "corrupted", client))
+        images = corrupted(x.float() / self._scale, name, self._severities[client], generator)
+        return as_stored(images, self._scale, x.dtype)
+
+    def attributes(self, client: int) -> dict[str, float | int | str]:
+        """The shift, and the severity of a corruption."""
+        name = self._shifts[client]
+        if name not in CORRUPTIONS:
+            return {"shift": name}
+        return {"shift": name, "severity": self._severities[client]}

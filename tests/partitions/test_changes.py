@@ -158,6 +158,29 @@ def test_corruption_of_strength_zero_is_none(divide):
     assert all(fed.share(i).everything.x is fed.dataset.x for i in range(4))
 
 
+def test_each_novel_client_has_another_shift(divide):
+    """Four shifts in turn for eight novel clients: two of each. Those of inputs are the formulas,
+    of a client whose classes are those of all; that of classes leaves inputs as they are."""
+    shifts = "none,alpha-0.01,rotation-90,inversion"
+    config = {"partition": "mixed", "num_clients": 16, "train_fraction": 0.5}
+    fed = divide(**config, partition_novel_shifts=shifts)
+    plain = divide(**config, partition_novel_shifts="none,alpha-0.01,none,none")
+    counts = dict.fromkeys(shifts.split(","), 0)
+    for client in range(16):
+        share = fed.share(client)
+        shift = share.attributes["shift"]
+        (x, y), (before, labels) = share.everything[:], plain.share(client).everything[:]
+        assert torch.equal(y, labels)
+        if not share.novel:
+            assert shift == "none" and torch.equal(x, before) and len(y.unique()) == 10
+            continue
+        counts[shift] += 1
+        assert (len(y.unique()) < 8) == (shift == "alpha-0.01")
+        expected = {"rotation-90": before.rot90(1, (2, 3)), "inversion": 1 - before}
+        torch.testing.assert_close(x, expected.get(shift, before))
+    assert set(counts.values()) == {2}
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
 def test_subsampled_novel_clients_keep_a_nested_share(divide, fraction):
     plain = divide(partition="pathological", num_clients=8)

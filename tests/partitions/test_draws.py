@@ -17,6 +17,7 @@ from partitions.rules.coarse import CoarsePartitioner
 from partitions.rules.dirichlet import DirichletPartitioner, NormalizedDirichletPartitioner, _draw
 from partitions.rules.dirichlet_split import SplitDirichletPartitioner
 from partitions.rules.iid import SubsetIidPartitioner
+from partitions.rules.mixed import MixedPartitioner
 from partitions.rules.natural import NaturalPartitioner
 from partitions.rules.partitioner import assign_by_shares
 from partitions.rules.pathological import PathologicalPartitioner
@@ -45,6 +46,7 @@ RULES = {
     "dirichlet": lambda seed: DirichletPartitioner([0.5] * 5, seed),
     "dirichlet-novel": lambda seed: NormalizedDirichletPartitioner([0.5] * 5, seed),
     "dirichlet-split": lambda seed: SplitDirichletPartitioner(NOVEL, 0.5, 0.5, seed),
+    "mixed": lambda seed: MixedPartitioner(["none"] * 3 + ["alpha-0.5"] * 2, seed),
     "natural": lambda seed: NaturalPartitioner(5, "writer", 1, seed),
 }
 
