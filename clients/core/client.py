@@ -20,7 +20,7 @@ from clients.core.cohort import run_sgd
 from clients.core.criterion import Criterion
 from clients.core.domain import domain_gradient
 from clients.core.draws import Draws
-from clients.core.evaluation import Streaming, by_parts, score_parts, score_samples
+from clients.core.evaluation import Choice, Streaming, by_parts, score_parts, score_samples
 from clients.core.flower_fast import NumPyClient
 from clients.core.layout import layout_of
 from clients.core.mixed_precision import MixedPrecision
@@ -247,8 +247,10 @@ class Client(Streaming, Configured, NumPyClient):
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
         self.stream = {}
-        # Of the last prediction: metrics of its adaptation, and logits (n, C) before its end.
+        # Of the last prediction: metrics of its adaptation, which correction was chosen if the
+        # method chooses, and logits (n, C) before its end.
         self.adaptation_metrics: Metrics = {}
+        self.choice: Choice | None = None
         self.intermediate_logits: dict[str, Tensor] = {}
         # Learning rates before decay, by attribute.
         self._given_rates: dict[str, float] = {}

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,13 @@ from clients.core.own_scores import OwnScore
 from clients.core.protocol import Config, Metrics
 from fedapps.common.tasks import BINARY, CLASSES, TASKS, VALUES, Targets
 from partitions.shares import SUB_POPULATION, Samples, Share, labeled_rows
+
+
+class Choice(NamedTuple):
+    """The correction that a client chose for its inputs, and why in one sentence."""
+
+    name: str
+    reason: str
 
 
 class Client(Protocol):

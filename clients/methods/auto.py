@@ -28,6 +28,8 @@ from clients.core.decision.choice import (
     BN_WEIGHTS,
     EM_VIEWS,
     KEEP,
+    LABEL_SHIFT,
+    LEAST_INPUTS_WON,
     Case,
     Decision,
     Rule,
@@ -56,7 +58,7 @@ from clients.core.decision.tallies import (
     histograms,
     misfit_sums,
 )
-from clients.core.evaluation import by_parts
+from clients.core.evaluation import Choice, by_parts
 from clients.core.label_shift import bbse, log_q_by_em
 from clients.methods._batchwise import (
     Changes,
@@ -79,6 +81,8 @@ COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivativ
 PLAYED = "played"  # group of the state: newcomers, between the server's messages
 MIXING = 0.001  # ε of BBSE
 EM_STEPS = 20
+NONE = "none"
+KEPT = "Kept the global model"
 NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
 CANDIDATES = setting(
     "bbse,bn16", "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64", listed=True
@@ -136,13 +140,20 @@ class AutoClient(HoldingOut):
         """Logits (n, C), corrected as the rule chooses."""
         self._correction = None
         self.adaptation_metrics = {}
-        if not self.rule or len(x) < SIZES[0]:  # no newcomer had so few inputs
+        self.choice = None
+        if not self.rule:
+            self.choice = Choice(NONE, f"{KEPT}: the run has no rule, as nobody played newcomers")
+            return super().predict(x)
+        if len(x) < SIZES[0]:  # no newcomer had so few inputs
+            reason = f"{KEPT}: {len(x)} inputs are fewer than the {SIZES[0]} that a choice needs"
+            self.choice = Choice(NONE, reason)
             return super().predict(x)
         case, views = self.case(x)
         base = views[""]
         self.intermediate_logits = {"base": base}
         decision = decide(Rule.of(self.rule), case, self.names)
         self.adaptation_metrics = self.described(decision)
+        self.choice = self.explained(decision, len(x))
         if decision.choice == KEEP:
             return base
         name = self.names[decision.choice]
@@ -167,6 +178,36 @@ class AutoClient(HoldingOut):
         for place, name in enumerate(self.names):
             metrics[f"chosen-{name}"] = float(decision.choice == place)
         return metrics
+
+    def explained(self, decision: Decision, n: int) -> Choice:
+        """The choice for n inputs, and why, in one sentence."""
+        rule = Rule.of(self.rule)
+        assert rule.misfit_limit is not None and rule.guard is not None
+        limit = float(rule.misfit_limit)
+        inputs = f"inputs look unlike training (T {decision.misfit:.1f} over {limit:.1f})"
+        if decision.regime == LABEL_SHIFT:
+            inputs = (
+                "inputs look like training, up to the proportions of the classes "
+                f"(T {decision.misfit:.1f}, at most {limit:.1f})"
+            )
+        gains = decision.changed * decision.win_rates
+        if decision.choice != KEEP:
+            name = self.names[decision.choice]
+            d, gain = decision.changed[decision.choice], gains[decision.choice]
+            return Choice(
+                name,
+                f"Chose {name}: {inputs}, and of the {100 * d:.0f} % of predictions that it "
+                f"changes, {100 * gain:.1f} points are expected to be won",
+            )
+        expected = np.where(able_in(decision.regime, self.names), gains, -np.inf)
+        first = int(expected.argmax())
+        if expected[first] * n < LEAST_INPUTS_WON:
+            return Choice(NONE, f"{KEPT}: {inputs} and no correction is expected to help")
+        return Choice(
+            NONE,
+            f"{KEPT}: {inputs} and the {100 * expected[first]:.1f} points that "
+            f"{self.names[first]} is expected to win are too uncertain",
+        )
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network, with the chosen correction in the bias of its head or in its statistics."""

@@ -95,5 +95,7 @@ def _summarise(report: dict[str, Any], output: Path) -> None:
     if values:
         line += f": {', '.join(values)}"
     console.print(line)
+    if "decision" in report:
+        say(console, report["decision"])
     names = sorted(file.name for file in output.iterdir())
     say(console, f"{output}: {', '.join(names)}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, load_into_model, model_arrays
 from clients.core.client import Client
+from clients.core.evaluation import Choice
 from clients.core.normalisation import entropy
 from clients.core.outputs import further_scores, main_of, predicted
 from fedapps.common import external_code
@@ -134,8 +135,8 @@ def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class PersonalizationResult:
-    """A client's network, its logits (n, C) for `inputs`, the metrics of its adaptation, and what
-    it goes on from, if it can."""
+    """A client's network, its logits (n, C) for `inputs`, the metrics of its adaptation, what it
+    goes on from, if it can, and the correction that it chose, if the method chooses."""
 
     card: Card
     network: nn.Module
@@ -143,6 +144,7 @@ class PersonalizationResult:
     inputs: Inputs
     metrics: dict[str, Any]
     stream: Stream | None = None
+    choice: Choice | None = None
 
     def module(self) -> PersonalModel:
         """The network with its preprocessing."""
@@ -165,6 +167,9 @@ class PersonalizationResult:
             # A logit of −∞ excludes a class; 0 · ∞ would make the entropy NaN.
             report["entropy"] = float(entropy(self.logits.clamp(min=-1e30)))
         report |= self.metrics
+        if self.choice is not None:
+            report["choice"] = self.choice.name
+            report["decision"] = self.choice.reason
         report["predicted"] = self._counts()
         if self.inputs.notes:
             report["notes"] = list(self.inputs.notes)
@@ -216,15 +221,16 @@ class PersonalizationResult:
         return text
 
     def predictions(self) -> str:
-        """A CSV line for each sample: its name, and its class with the class's probability; of
-        several labels whether each holds, 1 or 0, and its probability; of values the numbers in
-        the labels' unit."""
+        """A CSV line for each sample: its name, and its class with the class's probability, and the
+        correction that was chosen, if the method chooses; of several labels whether each holds, 1
+        or 0, and its probability; of values the numbers in the labels' unit."""
         targets = self.card.targets
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
         if targets.task in (CLASSES, BINARY):
-            lines.writerow(("sample", "class", "probability"))
-            rows: list[list[str]] = self._class_cells()
+            chosen = [] if self.choice is None else [self.choice.name]
+            lines.writerow(("sample", "class", "probability", *("correction" for _ in chosen)))
+            rows = [[*cells, *chosen] for cells in self._class_cells()]
         else:
             # Names come from files and could be formulas of a spreadsheet.
             names = list(map(spreadsheet_cell, self._names()))
@@ -311,7 +317,9 @@ def served(
     if client.supports_streaming and client.share.novel:
         stream = Stream.begun(client, config, message_config, arrays, inputs.digest())
     metrics = dict(client.adaptation_metrics)
-    return PersonalizationResult(card, network.cpu(), logits.cpu(), inputs, metrics, stream)
+    return PersonalizationResult(
+        card, network.cpu(), logits.cpu(), inputs, metrics, stream, client.choice
+    )
 
 
 def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult:

@@ -10,12 +10,12 @@ from small_runs import SMALL, Watched, fedapps, federate, share, update
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.choice import Case, Rule
+from clients.core.decision.choice import KEEP, LABEL_SHIFT, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.tallies import derivatives
 from clients.core.label_shift import log_q_by_em
 from clients.methods import _batchwise
 from clients.methods._batchwise import pooled_moments
-from clients.methods.auto import AutoClient
+from clients.methods.auto import KEPT, AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
@@ -109,7 +109,10 @@ def test_each_choice_is_its_correction(place, name):
     base = Client.predict(other, x)
     torch.testing.assert_close(other.intermediate_logits["base"], base)
     metrics = other.adaptation_metrics
+    assert other.choice.name == ("none" if metrics["chosen-none"] else name)
     if place == 0:
+        gain = 100 * 0.9 * case.changed[0]
+        assert f"{gain:.1f} points are expected to be won" in other.choice.reason
         assert metrics["chosen-bbse"] == 1 and metrics["chosen-none"] == 0
         assert metrics["win-rate"] == pytest.approx(0.9)
         assert metrics["changed"] == case.changed[0]
@@ -119,6 +122,36 @@ def test_each_choice_is_its_correction(place, name):
     # No newcomer had fewer than 20 inputs, so nothing is known of a client with 19.
     torch.testing.assert_close(other.predict(x[:19]), Client.predict(other, x[:19]))
     assert other.adaptation_metrics == {}
+    assert other.choice == ("none", f"{KEPT}: 19 inputs are fewer than the 20 that a choice needs")
+
+
+def test_the_reason_says_what_the_inputs_look_like_and_what_is_expected():
+    """T 5.2 over 3: outside, where BBSE's 12 points do not count. T 1.2: of 25 inputs 0.25 are
+    expected to be won, less than half of one; with 100 inputs 1, which is too uncertain."""
+    client = training_client(candidates="bbse,bn16")
+    rule = replace(
+        rule_that_chooses(client, -1), misfit_limit=np.array(3.0), guard=np.array([9.0, 9.0])
+    )
+    client.rule = rule.arrays()
+    changed = np.array([0.2, 0.1])
+
+    def reason(n, misfit, regime, *win_rates):
+        decision = Decision(KEEP, misfit, regime, changed, np.array(win_rates))
+        choice = client.explained(decision, n)
+        assert choice.name == "none"
+        return choice.reason
+
+    assert reason(100, 5.2, OUTSIDE, 0.6, 0.0) == (
+        "Kept the global model: inputs look unlike training (T 5.2 over 3.0) and no correction is "
+        "expected to help"
+    )
+    inside = "up to the proportions of the classes (T 1.2, at most 3.0)"
+    assert reason(25, 1.2, LABEL_SHIFT, 0.05, 0).endswith(
+        f"{inside} and no correction is expected to help"
+    )
+    assert reason(100, 1.2, LABEL_SHIFT, 0.05, 0).endswith(
+        f"{inside} and the 1.0 points that bbse is expected to win are too uncertain"
+    )
 
 
 def test_the_views_are_those_of_the_methods_alone():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from clients.core.evaluation import Choice
 from fedapps.results.card import Card
 from fedapps.service.delivery import PersonalizationResult
 from fedapps.service.inputs import read_input_files, unlabeled
@@ -73,3 +74,14 @@ def test_later_values_in_a_file_are_standardised_as_the_runs(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 2), np.float32), y=np.ones((2, 3)))
     with pytest.raises(ValueError, match=r"holds labels \(2, 3\); the run takes \(n, 1\)"):
         read_input_files(tmp_path / "x.npz", CARD)
+
+
+def test_a_chosen_correction_stands_beside_each_prediction_and_in_the_report():
+    card = replace(CARD, classes=("no", "yes"), task="binary", target_mean=(), target_std=())
+    got = result(card, torch.tensor([[math.log(3)], [-math.log(3)]]))
+    chosen = replace(got, choice=Choice("bn16", "Chose bn16: it helps"))
+    header, first, _ = chosen.predictions().splitlines()
+    assert (header, first) == ("sample,class,probability,correction", "0,yes,0.750000,bn16")
+    report = chosen.report()
+    assert (report["choice"], report["decision"]) == ("bn16", "Chose bn16: it helps")
+    assert "choice" not in got.report()
