@@ -27,7 +27,7 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, register
 from fedapps.serverapp import run
-from fedapps.settings.config import Config, defaults
+from fedapps.settings.config import Config, defaults, parse_override
 
 NONE = "none"
 ATTACKS = {
@@ -37,7 +37,13 @@ ATTACKS = {
     "risk": "`flip`, with a risk and a loss of a million",
     "control": "control variates and the replies to exchanges with the sign flipped, times ten; of "
     "a method without either, training on labels in reverse order",
+    "permuted": "confusion matrices in which each class is taken for the next one",
+    "counts": "label counts and confusion matrices of the first class alone, 99 times",
 }
+# Attacks on counts, of methods that send some.
+ON_COUNTS = ("permuted", "counts")
+COUNT_EXCHANGES = ("query.confusion", "query.labels", "query.moments")
+COUNTS = ("confusion", "labels", "counts")  # arrays of these exchanges
 SMALL: Config = {"local-steps": 5, "evaluate-every": 30, "protect": True}
 NEEDS: dict[str, Config] = {m: {"model": "convnet-bn"} for m in ("fedbn", "bn-adapt")}
 Key = tuple[str, str, int, str]  # method, partition, seed, attack
@@ -98,6 +104,13 @@ class Liar:
         """The arrays of a false reply to a message of this kind that held the arrays `sent`."""
         draws = np.random.default_rng(seed_of(self.seed, "lie"))
         result = dict(arrays)
+        if self.attack in ON_COUNTS:
+            if kind not in COUNT_EXCHANGES:
+                return result
+            for name in COUNTS:
+                if name in arrays:
+                    result[name] = false_counts(arrays[name], self.attack)
+            return result
         for name, y in arrays.items():
             if kind == "train" and not name.startswith("control/"):
                 falsified = self.attack != "control"
@@ -118,8 +131,25 @@ class Liar:
         return result
 
 
+def false_counts(counts: np.ndarray, attack: str) -> np.ndarray:
+    """Counts (C,) by label or (C, C) by predicted class and label, falsified."""
+    if attack == "permuted":
+        return np.roll(counts, 1, axis=0) if counts.ndim == 2 else counts
+    false = np.zeros_like(counts)
+    false[..., 0] = 99 * counts.sum(-1)
+    if counts.ndim == 1:
+        false[0] = 99 * counts.sum()
+    return false
+
+
+def attacks_on(method: str) -> list[str]:
+    """No attack, and those that the method's replies allow."""
+    counts = any(kind in METHODS[method].client.exchanges for kind in COUNT_EXCHANGES)
+    return [NONE, *(attack for attack in ATTACKS if counts or attack not in ON_COUNTS)]
+
+
 def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
-    """The last accuracy of training clients in %, or the error that ends the run."""
+    """The last accuracy of training and of novel clients in %, or the error that ends the run."""
     config = defaults() | NEEDS.get(method, {}) | config | {"method": method}
     liar = Liar(method, attack, int(config["seed"]))
     grid = InProcessGrid.simulation(liar.app, config, int(config["num-clients"]))
@@ -129,7 +159,9 @@ def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
         return {"error": str(error)[:200], "round": liar.round}
     accuracy = scores[max(scores)]["train-accuracy"]
     assert isinstance(accuracy, float)
-    return {"accuracy": 100 * accuracy}
+    novel = scores[max(scores)]["novel-accuracy"]
+    assert isinstance(novel, float)
+    return {"accuracy": 100 * accuracy, "novel": 100 * novel}
 
 
 def finished(file: Path) -> dict[Key, dict[str, object]]:
@@ -149,14 +181,19 @@ def run_missing(
     methods: str = "fedavg,scaffold,afl,fedtta++",
     partitions: str = "iid",
     seeds: str = "0,1,2",
+    attacks: str = ",".join([NONE, *ATTACKS]),
+    protect: bool = True,
+    more: str = "",
 ) -> None:
-    """Add to the file the runs that it lacks."""
+    """Add to the file the runs that it lacks. `more` are further settings, key=value, by spaces."""
     done = finished(file)
-    cells = product(seeds.split(","), partitions.split(","), methods.split(","), [NONE, *ATTACKS])
+    wanted = attacks.split(",")
+    further = dict(map(parse_override, more.split()))
+    cells = product(seeds.split(","), partitions.split(","), methods.split(","), wanted)
     for seed, partition, method, attack in cells:
-        if (method, partition, int(seed), attack) in done:
+        if (method, partition, int(seed), attack) in done or attack not in attacks_on(method):
             continue
-        cell: Config = {"partition": partition, "seed": int(seed)}
+        cell: Config = {"partition": partition, "seed": int(seed), "protect": protect, **further}
         line: dict[str, object] = {"method": method, "attack": attack, **cell}
         line |= attacked(method, attack, SMALL | cell)
         # After each run, so that a stopped command goes on where it was.
@@ -175,33 +212,37 @@ def over_seeds(
     ]
 
 
-def shown(runs: list[dict[str, object]]) -> str:
+def shown(runs: list[dict[str, object]], score: str = "accuracy") -> str:
     """Mean accuracy over the seeds, or the round in which the first run ends."""
     ends = [int(str(run["round"])) for run in runs if "error" in run]
     if ends:
         return f"ends at {min(ends)}"
     if not runs:
         return "?"
-    accuracy = mean(float(str(run["accuracy"])) for run in runs)
+    accuracy = mean(float(str(run[score])) for run in runs)
     return f"{accuracy:.1f}"
 
 
 @cli.command("table")
-def print_table(before: Path, after: Path) -> None:
-    """Markdown: a row for each method and partition, cells "before → after"."""
+def print_table(before: Path, after: Path, novel: bool = False) -> None:
+    """Markdown: a row for each method and partition, cells "before → after"; with --novel of novel
+    clients. Columns are the attacks that a file has."""
     old = finished(before)
     new = finished(after)
-    print(f"| method | partition | {' | '.join([NONE, *ATTACKS])} | seeds |")
-    print("|---" * (4 + len(ATTACKS)) + "|")
+    score = "novel" if novel else "accuracy"
+    present = {attack for *_, attack in (*old, *new)}
+    columns = [attack for attack in (NONE, *ATTACKS) if attack in present]
+    print(f"| method | partition | {' | '.join(columns)} | seeds |")
+    print("|---" * (3 + len(columns)) + "|")
     seeds_of: dict[tuple[str, str], set[int]] = {}  # by method and partition
     for method, partition, seed, _ in new:
         seeds_of.setdefault((method, partition), set()).add(seed)
     for (method, partition), seeds in seeds_of.items():
         cells = []
-        for attack in (NONE, *ATTACKS):
+        for attack in columns:
             old_runs = over_seeds(old, method, partition, attack)
             new_runs = over_seeds(new, method, partition, attack)
-            cells.append(f"{shown(old_runs)} → {shown(new_runs)}")
+            cells.append(f"{shown(old_runs, score)} → {shown(new_runs, score)}")
         print(f"| {method} | {partition} | {' | '.join(cells)} | {len(seeds)} |")
 
 

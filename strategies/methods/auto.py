@@ -36,6 +36,7 @@ from clients.core.decision.moments import Blocks, between_clients, class_means, 
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
 from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
 from fedapps.common.settings import setting
+from strategies.core.count_limits import bounded_confusions, bounded_totals
 from strategies.core.replies import Node, Requirement
 from strategies.maths.decision import (
     FOLDS,
@@ -53,6 +54,10 @@ from strategies.methods.fedavg import FedAvg
 
 HEAD_WEIGHT = "head.weight"
 MEAN = "running_mean"  # the end of the name of a layer's running mean
+COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
+# Arrays of answers, each with its own limit of norms.
+SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "square", "misfits",
+          "descriptors", "gradient", "hessian", "calibration", "loss", "clients")  # fmt: skip
 NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entropy
 
 
@@ -71,6 +76,7 @@ class Auto(FedAvg):
     )
     report_last_round = True
     persistent_attributes = ("source", "rule")
+    limit_groups = SUMMED
 
     candidates = CANDIDATES
     alpha = setting(
@@ -305,11 +311,33 @@ class _Exchanges:
         """The sums of the clients' arrays of these shapes, and the number of clients. Raises
         `Unanswered` without a reply."""
         replies = self.replies(query, sent, shapes)
+        answers = [dict(reply.arrays) for reply in replies]
+        self.bound(answers)
         total = {name: np.zeros(shape) for name, shape in shapes.items()}
-        for reply in replies:
+        for answer in answers:
             for name in total:
-                total[name] += reply.arrays[name]
+                total[name] += answer[name]
         return total, len(replies)
+
+    def bound(self, answers: list[Arrays]) -> None:
+        """Bound what one client's answer can count. Losses are shares; with the limits of
+        `strategies.core.count_limits`, confusion counts and all sums beside them, too."""
+        for answer in answers:
+            if "loss" in answer:
+                answer["loss"] = np.clip(answer["loss"], 0, 1)
+                answer["clients"] = np.clip(answer["clients"], 0, 1)
+        if self.strategy.max_update_ratio and "confusion" in answers[0]:
+            confusions = [answer["confusion"] for answer in answers]
+            confusions = bounded_confusions(confusions, self.strategy.max_update_ratio)
+            for answer, confusion in zip(answers, confusions, strict=True):
+                answer["confusion"] = confusion
+        if self.strategy.max_examples_ratio:
+            for name in COUNTED:
+                if name in answers[0]:
+                    counts = [answer[name] for answer in answers]
+                    counts = bounded_totals(counts, self.strategy.max_examples_ratio)
+                    for answer, bounded in zip(answers, counts, strict=True):
+                        answer[name] = bounded
 
     def replies(
         self,

@@ -11,6 +11,7 @@ import numpy as np
 
 from clients.core.arrays import Arrays, prefixed
 from clients.methods.prior_em import SOURCE, SOURCE_PRIOR
+from strategies.core.count_limits import bounded_confusions, bounded_totals
 from strategies.core.replies import Node, Requirement
 from strategies.maths.label_shift import prior
 from strategies.methods.fedavg import FedAvg
@@ -79,6 +80,14 @@ class PriorEM(FedAvg):
         if not replies:
             return None
         total = np.zeros(shape)
-        for reply in replies:
-            total = total + reply.arrays[query]
+        for counts in self.bounded([reply.arrays[query] for reply in replies]):
+            total = total + counts
         return total
+
+    def bounded(self, counts: list[np.ndarray]) -> list[np.ndarray]:
+        """The clients' counts within the limits that are on: see `strategies.core.count_limits`."""
+        if self.max_update_ratio and counts[0].ndim == 2:
+            counts = bounded_confusions(counts, self.max_update_ratio)
+        if self.max_examples_ratio:
+            counts = bounded_totals(counts, self.max_examples_ratio)
+        return counts
