@@ -37,7 +37,7 @@ ATTACKS = {
     "risk": "`flip`, with a risk and a loss of a million",
     "control": "control variates and the replies to exchanges with the sign flipped, times ten; of "
     "a method without either, training on labels in reverse order",
-    "permuted": "confusion matrices in which each class is taken for the next one",
+    "permuted": "confusion matrices in which each class is taken for the next one, 99 times",
     "counts": "label counts and confusion matrices of the first class alone, 99 times",
 }
 # Attacks on counts, of methods that send some.
@@ -134,7 +134,7 @@ class Liar:
 def false_counts(counts: np.ndarray, attack: str) -> np.ndarray:
     """Counts (C,) by label or (C, C) by predicted class and label, falsified."""
     if attack == "permuted":
-        return np.roll(counts, 1, axis=0) if counts.ndim == 2 else counts
+        return 99 * np.roll(counts, 1, axis=0) if counts.ndim == 2 else counts
     false = np.zeros_like(counts)
     false[..., 0] = 99 * counts.sum(-1)
     if counts.ndim == 1:
