@@ -124,6 +124,16 @@ def test_a_deadline_ends_no_round_with_too_few_replies(least, end, model):
     assert strategy.models == [model]
 
 
+def test_a_dropped_reply_is_none_of_those_that_a_round_needs(monkeypatch):
+    """Round 1 ends at 1 s with node 1. By the deadline of round 2, 1.6 s, only node 2 has replied,
+    to round 1, and its reply is dropped: the round goes on until node 1 replies at 2 s."""
+    monkeypatch.setitem(SECONDS, 2, 1.5)
+    strategy, _, reports = go(Drops, rounds=2, round_deadline=0.6)
+    assert strategy.models == [101, 102]
+    assert column(reports, "simulated-seconds") == [1, 2]
+    assert column(reports, "late-dropped") == [0, 1]
+
+
 def test_only_valid_replies_make_the_quorum():
     """Node 1 replies NaN: the quorum of two waits for node 3. (102 + 2 · 103) / 3."""
 
@@ -151,6 +161,25 @@ def test_who_replies_at_the_same_second_as_the_last_is_not_late():
     strategy.start(grid, to_record(START), num_rounds=1)
     assert column(reports, "late") == [0]
     assert column(reports, "valid") == [3]
+
+
+def test_an_exchange_within_a_round_takes_as_long_as_its_slowest_client():
+    """5 s for the exchange with all three, then 2 s for the quorum. Round 2 begins at 7 s, asks the
+    two that are free, and takes 2 + 2. Evaluations ask all, and take no time."""
+
+    class Asks(FedAvg):
+        def broadcast(self, arrays, nodes):
+            self.exchange("query.double", dict.fromkeys(nodes, arrays))
+            return super().broadcast(arrays, nodes)
+
+        def personalize(self, arrays, nodes):
+            if not self.now.training:
+                self.exchange("query.double", dict.fromkeys(nodes, arrays))
+            return dict.fromkeys(nodes, arrays)
+
+    _, heard, reports = go(Asks, rounds=2, round_quorum=0.6)
+    assert column(reports, "simulated-seconds") == [7, 11]
+    assert asked(heard, "evaluate") == [1, 2, 3] * 2
 
 
 def test_a_client_that_takes_longer_than_the_timeout_is_given_up():
