@@ -35,6 +35,7 @@ __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "
 
 Result = TypeVar("Result")
 _KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
+OTHER_LEVEL = {"folder:0": "folder:1", "folder:1": "folder:0"}  # of two levels of folders
 OWN = "own data"  # the summary of a user's data
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
@@ -77,10 +78,20 @@ def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, di
     name = str(config[key])
     options = keyword_arguments(config, name)
     options["image_size"] = int(config.get("image-size", 0))
-    options["label_column"] = str(config.get("label", ""))
+    options["label_column"] = label_of(config, key)
     options["task"] = str(config.get("task", AUTO))
     options["inputs"] = str(config.get("inputs", AUTO))
     return name, str(config["data-dir"]), options
+
+
+def label_of(config: Mapping[str, Any], key: str = "dataset") -> str:
+    """What `label` names. In images in folders of two levels, the other level than the owners'."""
+    label = str(config.get("label", ""))
+    other = OTHER_LEVEL.get(str(config.get("partition.column", "")), "")
+    if label or not other:
+        return label
+    path = own_path(str(config[key]), str(config.get("data-dir", "")))
+    return other if path is not None and path.is_dir() else ""
 
 
 def info(name: str, data_dir: str = "", **options: Any) -> Info:

@@ -5,7 +5,7 @@ from PIL import Image
 
 import partitions
 from fedapps.settings.config import defaults
-from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.local import read_files, read_local
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -23,7 +23,9 @@ def images(folder, outer, inner, count=3):
 def test_two_levels_of_the_same_names_are_declared(tmp_path):
     images(tmp_path, ("north", "south"), ("ill", "well"))
     with pytest.raises(
-        ValueError, match=r"set label=folder:0 if the outer .*label=folder:1 if the"
+        ValueError,
+        match=r"has 2 folders \(north, south\) in which folders have the same names \(ill, well\); "
+        r"write label=folder:1 .* if the outer ones are the owners .*or label=folder:0",
     ):
         read_local(tmp_path)
     outer = read_local(tmp_path, label="folder:0")
@@ -48,6 +50,44 @@ def test_owners_are_clients(tmp_path):
     owners = [found.share(client).attributes["folder:0"] for client in (0, 1)]
     assert sorted(owners) == ["north", "south"]
     assert [len(found.share(client).everything) for client in (0, 1)] == [6, 6]
+
+
+@pytest.mark.parametrize(("column", "classes"), [(0, ("ill", "well")), (1, ("north", "south"))])
+def test_the_level_beside_the_owners_is_the_class(tmp_path, column, classes):
+    """With partition.column, one reading is left."""
+    images(tmp_path, ("north", "south"), ("ill", "well"))
+    owner = f"folder:{column}"
+    config = {"dataset": str(tmp_path), "partition": "natural", "partition.column": owner}
+    found = partitions.federation(defaults() | config | {"num-clients": 2})
+    assert found.dataset.classes == classes
+
+
+def test_names_of_owners_say_the_level(tmp_path):
+    """hospital-1 names no class, at either level; the sentence says what was understood."""
+    owners = ("hospital-1", "hospital-2", "hospital-3", "hospital-4")
+    images(tmp_path / "a", owners, ("ill", "well"), 1)
+    outer = read_files(tmp_path / "a")
+    assert outer.classes == ("ill", "well")
+    assert outer.columns["folder:0"].tolist() == sorted(owners * 2)
+    assert (
+        "a: 4 owners (folder:0: hospital-1, hospital-2, hospital-3, …) with the same 2 classes "
+        "each (folder:1: ill, well); partition=natural partition.column=folder:0 makes"
+    ) in outer.notes[0]
+    images(tmp_path / "b", ("ill", "well"), owners, 1)
+    inner = read_files(tmp_path / "b")
+    assert inner.classes == ("ill", "well")
+    assert inner.columns["folder:1"].tolist() == list(owners * 2)
+    images(tmp_path / "c", ("phone", "camera"), ("front", "back"), 1)  # may be two classes
+    with pytest.raises(ValueError, match=r"write label=folder:1"):
+        read_files(tmp_path / "c")
+
+
+def test_owners_with_some_of_the_classes(tmp_path):
+    images(tmp_path, ("site_a",), ("ill", "well"), 1)
+    images(tmp_path, ("site_b",), ("well", "other"), 1)
+    raw = read_files(tmp_path)
+    assert raw.classes == ("ill", "other", "well")
+    assert "2 owners (folder:0: site_a, site_b) with up to 2 of 3 classes each" in raw.notes[0]
 
 
 def test_inner_folders_of_other_names_are_no_classes(tmp_path):

@@ -21,6 +21,12 @@ FORMATS = ("PNG", "JPEG", "PPM", "BMP", "TIFF", "WEBP", "GIF")  # Pillow reads E
 GREY = ("1", "L", "LA")
 ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 LEVEL = re.compile(r"folder:\d")
+# A word for an owner, and which one: hospital-1, Site_B, user 7.
+OWNER = re.compile(
+    r"(hospital|clinic|site|centre|center|client|user|patient|person|subject|participant|device|"
+    r"phone|node|silo|writer|station|camera|institution)s?[ _-]?(\d+|[A-Za-z]|(?<=[ _-])\w+)",
+    re.IGNORECASE,
+)
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders
 
 
@@ -29,20 +35,16 @@ def read_pictures(folder: Path, size: int, label: str = "", later: bool = False)
     noted.
 
     `label` is "folder:0" if the outermost folders are the classes, "folder:1" for the folders in
-    them, and so on; the folders of other levels are natural columns of these names. "" is level 0;
-    then raises ValueError if level 1 may be the classes as well, unless they are of a `later`
-    client, whose level is known."""
-    level = _level(label, folder)
+    them, and so on; the folders of other levels are natural columns of these names. "" is level 1
+    if the outermost folders are named as owners are, such as hospital-1, else level 0. Then raises
+    ValueError if level 1 may be the classes as well, unless they are of a `later` client."""
     train = _first(folder, TRAIN)
+    level = _level(label, train or folder, later)
     if train is None:
-        if not label and not later:
-            _check_one_reading(folder)
         raw = _class_folders(folder, size, True, level, later)
-        return raw.noted(*_unread(folder, folder))
+        return raw.noted(*_owners(raw, level, folder), *_unread(folder, folder))
     test = _first(folder, TEST)
     places = [train] if test is None else [train, test]
-    if not label and not later:
-        _check_one_reading(train)
     parts = [_class_folders(place, size, place == train, level, later) for place in places]
     if len({part.classes for part in parts}) > 1:
         differing = sorted(set(parts[0].classes) ^ set(parts[1].classes))
@@ -55,13 +57,15 @@ def read_pictures(folder: Path, size: int, label: str = "", later: bool = False)
     if others:
         beside = " and ".join(place.name for place in places)
         notes.append(f"{folder}: folders beside {beside} are left out: {', '.join(others)}")
-    return joined(parts, folder).noted(*notes)
+    whole = joined(parts, folder)
+    return whole.noted(*_owners(whole, level, folder), *notes)
 
 
-def _level(label: str, folder: Path) -> int:
-    """The level of the folders that are the classes. Raises ValueError for other labels."""
+def _level(label: str, folder: Path, later: bool) -> int:
+    """The level of the folders that are the classes. Raises ValueError for other labels, and where
+    nothing says which level it is."""
     if not label:
-        return 0
+        return _concluded_level(folder, later)
     if not LEVEL.fullmatch(label):
         raise ValueError(
             f"label is {label!r}, but {folder} is a folder of images, whose labels are names of "
@@ -70,8 +74,10 @@ def _level(label: str, folder: Path) -> int:
     return int(label.partition(":")[2])
 
 
-def _check_one_reading(folder: Path) -> None:
-    """Raise ValueError if folders have inner folders of the same names, so that both levels may be
+def _concluded_level(folder: Path, later: bool) -> int:
+    """1 if the outer folders alone are named as owners are, else 0.
+
+    Raises ValueError if folders have inner folders of the same names, so that both levels may be
     the classes, and the other one who owns the images."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -79,17 +85,56 @@ def _check_one_reading(folder: Path) -> None:
     inner: Counter[str] = Counter()
     for place in outer:
         if any(file.name.lower().endswith(IMG_EXTENSIONS) for file in place.iterdir()):
-            return
+            return 0
         inner.update(path.name for path in _folders(place))
-    common = [name for name, count in inner.items() if count > 1]
-    if common:
-        names = ", ".join(path.name for path in outer[:3])
+    outer_are_owners = _are_owners([path.name for path in outer])
+    inner_are_owners = _are_owners(list(inner))
+    if inner and outer_are_owners and not inner_are_owners:
+        return 1
+    common = sorted(name for name, count in inner.items() if count > 1)
+    if common and not inner_are_owners and not later:
         raise ValueError(
-            f"{folder} has folders ({names}, …) in which folders have the same names "
-            f"({', '.join(sorted(common)[:3])}, …); set label=folder:0 if the outer ones are the "
-            "classes, or label=folder:1 if the inner ones are; partition=natural with "
-            "partition.column=folder:1 or folder:0 makes the other ones the clients"
+            f"{folder} has {len(outer)} folders ({_shown([path.name for path in outer])}) in which "
+            f"folders have the same names ({_shown(common)}); write label=folder:1 "
+            "partition=natural partition.column=folder:0 if the outer ones are the owners and the "
+            "inner ones the classes, or label=folder:0 partition=natural partition.column=folder:1 "
+            "if it is the other way round"
         )
+    return 0
+
+
+def _are_owners(names: Sequence[str]) -> bool:
+    """Whether all names are one word for owners with a number or a name, such as hospital-1."""
+    matches = [OWNER.fullmatch(name) for name in names]
+    words = {match[1].lower() for match in matches if match}
+    return bool(names) and all(matches) and len(words) == 1
+
+
+def _owners(raw: Raw, level: int, folder: Path) -> list[str]:
+    """A note that says who owns which classes, where the folders have two levels of which one may
+    be taken for the other; else empty."""
+    other = f"folder:{1 - level}"
+    if level > 1 or other not in raw.columns or not raw.classes:
+        return []
+    owners = raw.columns[other]
+    names = np.unique(owners).tolist()
+    classes_of = [tuple(np.unique(raw.y[owners == name])) for name in names]
+    if len(names) < 2 or max(map(len, classes_of)) < 2:  # patients of one class each
+        return []
+    count = len(raw.classes)
+    which = f"up to {max(map(len, classes_of))} of {count} classes"
+    if set(classes_of) == {tuple(range(count))}:
+        which = f"the same {count} classes"
+    return [
+        f"{folder}: {len(names)} owners ({other}: {_shown(names)}) with {which} each "
+        f"(folder:{level}: {_shown(raw.classes)}); partition=natural partition.column={other} "
+        "makes each owner a client"
+    ]
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The first three names."""
+    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:
