@@ -22,7 +22,8 @@ from fedapps.node.bridge import answer, identity, is_simulated, register
 from fedapps.node.ledger import guarded
 from fedapps.service import served_node as service
 from fedapps.service.stream import CLIENT
-from fedapps.settings.config import Config, check_method, completed, defaults
+from fedapps.settings.config import Config, check_method, completed, defaults, is_resolved, said
+from fedapps.settings.rates import with_rate_of_task
 from partitions.cache import fingerprint
 from partitions.datasets.loading import DATASETS, Info
 from partitions.federations import Federation, novel_shots
@@ -62,11 +63,22 @@ def make_client(context: Context, method: str) -> Client:
         share = share.with_shots(novel_shots(config), seed)
     else:
         _check_partition(node.get("num-partitions"), config["num-clients"])
+        if not simulated:
+            config = _with_rate(config, context, partitions.task(config))
         federation, builder = _federation(config, method)
         return builder.client(federation.share(client_id), client_id, model)
     if share.novel and "descriptor-epsilon" in node:
         config = config | own_privacy(config, method, float(node["descriptor-epsilon"]))
+    if not simulated:
+        config = _with_rate(config, context, info)
     return Builder(config, method, info).client(share, client_id, model)
+
+
+def _with_rate(config: Config, context: Context, info: Info) -> Config:
+    """The configuration with the default learning rate of the task that a real node's data have."""
+    if is_resolved(context.run_config):  # by `fedapps run`, which read the data
+        return config
+    return with_rate_of_task(config, defaults(), said(context.run_config), info.task)
 
 
 def _check_partition(count: Any, expected: Any) -> None:

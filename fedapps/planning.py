@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from fedapps.common.tasks import VALUES
 from fedapps.common.threads import one_thread
 from fedapps.console import make_console, say
 from fedapps.engines import check_address, check_engine_name
@@ -83,6 +82,7 @@ def configured(
     Raises ValueError for bad input. Of data, only a user's own are loaded."""
     from clients.models import MODELS
     from fedapps.settings.config import defaults, override, with_references
+    from fedapps.settings.rates import with_rate_of_task
     from fedapps.settings.unread import check_companions, check_read
     from fedapps.settings.variants import OF_THE_APP, Variant, combinations
     from partitions import forget_changed, task
@@ -114,8 +114,8 @@ def configured(
         info = task(run_config | absolute_paths(run_config))
         PARTITIONS.check(str(run_config["partition"]))
         MODELS.check(str(run_config["model"]))
-        if info.task == VALUES and base is None:
-            config = _with_rate_of_values(config, Variant.parse(label).method, experiment)
+        if base is None:
+            config = with_rate_of_task(config, defaults(), experiment.keys, info.task)
     if info.inputs is not None and base is None and "partition" not in experiment.keys:
         say(make_console(stderr=True), _default_partition(str(config["partition"])))
     return config, labels
@@ -147,28 +147,6 @@ def _serving(methods: list[str], config: "Config") -> list[str]:
         note = f"left out, since they do not serve task={kind}: {', '.join(left_out)}"
         say(make_console(stderr=True), note)
     return [name for name in methods if name not in left_out]
-
-
-RATE_OF_VALUES = 1 / 30
-
-
-def _with_rate_of_values(config: "Config", method: str, experiment: Experiment) -> "Config":
-    """The configuration with a smaller `lr` for a method that learns values, unless the user sets
-    one.
-
-    The gradient of the mean square error grows with the error, where that of cross entropy is
-    bounded: the default of 0.3 diverges or overfits. A thirtieth of it is the 0.01 of
-    scikit-learn's SGDRegressor."""
-    from fedapps.settings.config import defaults
-
-    key = f"{method}.lr"
-    if not experiment.keys.isdisjoint(("lr", key)):
-        return config
-    changed: Config = {}
-    for name in ("lr", key):
-        if name in config and config[name] == defaults().get(name):
-            changed[name] = round(float(config[name]) * RATE_OF_VALUES, 6)
-    return config | changed
 
 
 def plan(
@@ -410,6 +388,15 @@ def data_line(work: "list[Job]") -> str:
     if described(config).inputs is None:
         return ""
     return f"data: {federation(with_public(config, str(config['method']))).line}"
+
+
+def size_lines(work: "list[Job]") -> list[str]:
+    """A line for each method whose clients have many more weights than its network."""
+    from fedapps.building import size_note
+
+    by_method = {job.method: job for job in work if not job.done}
+    notes = [size_note(job.config) for job in by_method.values()]
+    return [note for note in notes if note]
 
 
 def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> None:

@@ -14,7 +14,8 @@ from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, present_key
 from fedapps.common.tasks import AUTO
 from fedapps.component_settings import GIVEN, OF_INPUTS, of_client, of_server, value_of
-from fedapps.settings.config import Config, override
+from fedapps.settings.config import Config, defaults, override
+from fedapps.settings.rates import with_rate_of_task
 from strategies.core.privacy import Privacy
 
 # What other apps call a setting, by hyphens.
@@ -64,9 +65,10 @@ def with_run_config(
                 "configuration; set it in one place"
             )
         changes[f"{method}.{name}" if f"{method}.{name}" in config else name] = value
-    if not changes:
-        return config, dict(given)
-    return override(config, changes), {**given, **changes}
+    given = {**given, **changes}
+    if changes:
+        config = override(config, changes)
+    return with_rate_of_task(config, defaults(), given, str(config["task"])), given
 
 
 def check_message(method: str, config: Config, message: Mapping[str, Any]) -> None:

@@ -59,7 +59,7 @@ def main(grid: Grid, context: Context) -> None:
     may run code. Raises ValueError for a bad configuration before the first message, RuntimeError
     at the end if a method failed."""
     external_code.allow(*external_code.named(context.run_config))
-    config = resolve(context.run_config)
+    config = resolve(context.run_config, reads_data=True)
     if config["serve-dir"]:
         from fedapps.service.serving import serve
 

@@ -26,6 +26,7 @@ from fedapps.common.settings import (
 )
 from fedapps.methods import METHODS, Method
 from fedapps.settings.declarations import of_method
+from fedapps.settings.rates import task_of, with_rate_of_task
 from partitions.rules.registry import options_of
 
 Config = dict[str, Value]
@@ -231,13 +232,23 @@ def _is_inherited(key: str) -> bool:
     return inherited in known and known[inherited].default == known[key].default
 
 
-def resolve(run_config: Mapping[str, Value]) -> Config:
-    """All keys of a run's configuration, under the rule of precedence; errors as `override`."""
-    if run_config.keys() >= declared().keys():
-        # Only a resolved configuration has the keys that sections inherit. Each of its sections
-        # already has the values that hold, also where these are the defaults.
+def resolve(run_config: Mapping[str, Value], *, reads_data: bool = False) -> Config:
+    """All keys of a run's configuration, under the rule of precedence; errors as `override`.
+
+    With `reads_data`, data in the configuration may say that the task is values to predict, which
+    have a default learning rate of their own."""
+    if is_resolved(run_config):
+        # Each of its sections already has the values that hold, also where these are the defaults.
         return override(defaults(), run_config, all_methods=False)
-    return override(defaults(), said(run_config))
+    given = said(run_config)
+    config = override(defaults(), given)
+    task = task_of(config) if reads_data else str(config["task"])
+    return with_rate_of_task(config, defaults(), given, task)
+
+
+def is_resolved(run_config: Mapping[str, Value]) -> bool:
+    """Whether it has the keys that sections inherit, as only a resolved configuration has."""
+    return run_config.keys() >= declared().keys()
 
 
 def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Config:
@@ -249,7 +260,7 @@ def completed(run_config: Mapping[str, Value], *, trusted: bool = False) -> Conf
             return config
     if trusted:
         external_code.allow(*external_code.named(run_config))
-    config = resolve(run_config)
+    config = resolve(run_config, reads_data=trusted)
     _completed.appendleft((dict(run_config), config))
     return config
 
