@@ -43,6 +43,7 @@ INSTEAD = {
     "image-size": "resize the images in `data=`",
     "label": "it names a column of the nodes' tables, which client_app reads",
     "inputs": "`data=` returns inputs as the network takes them",
+    "skip-broken": "leave broken samples out in `data=`",
     "columns": "choose the columns of inputs in `data=`",
     "ignore": "choose the columns of inputs in `data=`",
     "partition": "`data=` returns a node's samples",

@@ -27,6 +27,7 @@ KEYS = (
     "train-fraction",
     "standardize",
     "missing",
+    "skip-broken",
     "columns",
     "ignore",
     "seed",

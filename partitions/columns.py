@@ -1,7 +1,17 @@
-"""Which columns of a user's table are inputs, and which one names the clients."""
+"""Which columns of a user's table are inputs, which one names the clients, and which rows are
+complete in them."""
 
-from partitions.datasets.description import TABLE, Description, did_you_mean, names_in
-from partitions.datasets.loading import Info
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedapps.common.spelling import did_you_mean
+from partitions.datasets.description import TABLE, Description, names_in
+from partitions.datasets.encoding import REFUSE
+from partitions.datasets.loading import Dataset, Info
+from partitions.datasets.readers.broken import left_out
 from partitions.rules.registry import Config, options_of
 
 
@@ -50,3 +60,38 @@ def chosen_columns(config: Config, info: Info) -> tuple[list[str], list[str]]:
             continue
         chosen.append(name)
     return chosen, notes
+
+
+def complete_rows(config: Config, dataset: Dataset) -> tuple[Dataset, list[str]]:
+    """A table without the rows that have empty cells in its inputs or in the clients' column, and
+    notes that name them. Raises ValueError if they are more than the share `skip-broken`."""
+    description = dataset.info.inputs
+    allowed = float(config.get("skip-broken", 0.0))
+    if not allowed or description is None or description.kind != TABLE:
+        return dataset, []
+    names: list[str] = []
+    if config["missing"] == REFUSE:
+        names, _ = chosen_columns(config, dataset.info)
+    owner = owner_column(config, dataset.info)
+    gaps = np.zeros(len(dataset.y), dtype=bool)
+    if owner in dataset.columns:
+        gaps |= dataset.columns[owner] == ""
+    elif owner in description.names:
+        names = [*names, owner]
+    used = [description.names.index(name) for name in names]
+    gaps |= np.isnan(dataset.x.numpy()[:, used]).any(1)
+    if not gaps.any():
+        return dataset, []
+    rows = np.flatnonzero(gaps).tolist()
+    texts = [f"{dataset.info.name}, row {row} has empty cells" for row in rows]
+    notes = left_out(texts, len(gaps), allowed, "rows")
+    kept = torch.from_numpy(np.flatnonzero(~gaps))
+    columns = {name: values[~gaps] for name, values in dataset.columns.items()}
+    return replace(
+        dataset,
+        x=dataset.x[kept],
+        y=dataset.y[kept],
+        num_train=int((~gaps[: dataset.num_train]).sum()),
+        columns=columns,
+        key=hashlib.sha256(dataset.key.encode() + gaps.tobytes()).hexdigest(),
+    ), notes

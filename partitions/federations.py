@@ -13,15 +13,15 @@ import torch
 from fedapps.common import external_code
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import keyword_arguments
+from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import BINARY, CLASSES, VALUES, Targets
 from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
-from partitions.columns import chosen_columns, owner_column
+from partitions.columns import chosen_columns, complete_rows, owner_column
 from partitions.datasets.description import (
     IMAGE,
     TABLE,
     TOKENS,
     Description,
-    did_you_mean,
     scaling,
 )
 from partitions.datasets.encoding import Encoding, fit, moments
@@ -81,7 +81,9 @@ class Federation:
             raise ValueError(f"partition.public-samples is {num_public}; it must be at least 0")
 
         # The checks above need no data: wrong settings fail before a dataset is loaded.
-        self.dataset = dataset or configured(config)
+        self.dataset, notes = complete_rows(config, dataset or configured(config))
+        for note in notes:
+            logger.warning("%s", note)
         self.info: Info = self.dataset.info
         if num_public == DEFAULT_PUBLIC:
             num_public = min(5000, len(self.dataset.y) // 6)

@@ -43,6 +43,13 @@ def personalize(
     epsilon: Annotated[
         float | None, typer.Option(help="odpfl-hn: ε of the descriptor. Default: the run's.")
     ] = None,
+    skip_broken: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of broken images, or of rows with empty cells, that is left out. Default:"
+            " the run's."
+        ),
+    ] = None,
     round_: WhichRound = "best",
     allow: Allowed = None,
 ) -> None:
@@ -55,8 +62,11 @@ def personalize(
         logging.getLogger("flwr").setLevel(logging.ERROR)  # Flower sets it on import
         if onnx:
             exporter.check_installed()
-        if update and (epsilon is not None or round_ != "best"):
-            raise ValueError("--update takes neither --epsilon nor --round: the model goes on")
+        fixed = epsilon is None and skip_broken is None and round_ == "best"
+        if update and not fixed:
+            raise ValueError(
+                "--update takes neither --epsilon, --skip-broken nor --round: the model goes on"
+            )
         output = output or (run if update else Path("personal"))
         if update:
             model = load_personal(run)
@@ -64,7 +74,7 @@ def personalize(
         else:
             loaded = FinishedRun(run, round_)
             loaded.check_novel()  # before the data are read
-            model = loaded.serve(loaded.inputs(data), epsilon).module()
+            model = loaded.serve(loaded.inputs(data, skip_broken), epsilon).module()
         model.save(output)
         if onnx:
             exporter.export(model, model.card.shape, output)

@@ -22,6 +22,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
+from fedapps.common.spelling import did_you_mean
+
 __all__ = ["Registry", "Value", "is_reference", "load"]
 
 Value = str | int | float | bool
@@ -189,7 +191,8 @@ class Registry(dict[str, Entry], Generic[Entry]):
     def __missing__(self, name: str) -> Entry:
         if not is_reference(name):
             raise ValueError(
-                f"unknown {self.kind} {name!r}; known: {', '.join(self)}, and module:NAME"
+                f"unknown {self.kind} {name!r}{did_you_mean(name, self)}; known: "
+                f"{', '.join(self)}, and module:NAME"
             )
         found = load(name)
         if name not in self._adopted:

@@ -29,7 +29,7 @@ from fedapps.saved import MODEL, read_json
 from fedapps.settings.config import Config
 from partitions.datasets.description import NO_SCALING, TOKENS, Description, scaling
 from partitions.datasets.encoding import Encoding
-from partitions.datasets.loading import Info, Moment
+from partitions.datasets.loading import Info, Moment, label_of
 
 FILE = "serving.json"
 LONGEST = 4096  # characters of a setting
@@ -71,6 +71,7 @@ class Card:
     target_mean: tuple[FiniteFloat, ...] = ()
     target_std: tuple[Positive, ...] = ()
     label: str = ""  # the column of labels in tables
+    skip_broken: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0  # share of a client's samples
     inputs: str = ""  # what an input is, for own data: as in `Description`
     encoding: Encoding | None = None  # of a table's columns
     reference: Reference | None = None  # of the training clients' inputs, of own data alone
@@ -195,7 +196,8 @@ def make_card(config: Config) -> Card:
         task=info.task,
         target_mean=targets.mean,
         target_std=targets.std,
-        label=str(config["label"]),
+        label=label_of(config),
+        skip_broken=float(config["skip-broken"]),
         inputs="" if info.inputs is None else info.inputs.kind,
         encoding=encoding,
         reference=known,

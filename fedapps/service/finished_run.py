@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,9 +73,15 @@ class FinishedRun:
         Raises ValueError if they do not fit, or if the method cannot serve such a client."""
         return self.serve(self.inputs(data)).module()
 
-    def inputs(self, data: Data) -> Inputs:
-        """The data as a client's inputs."""
-        return read_inputs(data, self.card)
+    def inputs(self, data: Data, skip_broken: float | None = None) -> Inputs:
+        """The data as a client's inputs. A share `skip_broken` of them, None: the run's, may be
+        broken; they are left out."""
+        card = self.card
+        if skip_broken is not None:
+            if not 0 <= skip_broken < 1:
+                raise ValueError(f"skip-broken is {skip_broken}; it must lie in [0, 1)")
+            card = replace(card, skip_broken=skip_broken)
+        return read_inputs(data, card)
 
     def serve(self, inputs: Inputs, epsilon: float | None = None) -> PersonalizationResult:
         """What a client with these inputs receives, computed as in evaluation.

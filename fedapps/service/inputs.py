@@ -18,6 +18,8 @@ from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card
 from partitions.datasets.description import AUTO, CATEGORY, SIGNAL, TABLE, TOKENS, Description
+from partitions.datasets.encoding import REFUSE
+from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.local import read_local
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_frame
@@ -76,24 +78,45 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     if len(card.shape) == 3 and card.shape[1] == card.shape[2]:
         side = card.shape[1]
     declared = card.inputs if card.inputs in (SIGNAL, TOKENS) else AUTO
-    raw = read_local(path, side, True, card.label, card.task, declared)
+    raw = read_local(path, side, True, card.label, card.task, declared, card.skip_broken)
     return _read(raw, path, card)
 
 
 def _read(raw: Raw, path: Path, card: Card) -> Inputs:
     """What was read at `path` as inputs of the run."""
-    notes: list[str] = []
+    notes = list(raw.notes)
+    rows: list[int] = []
     if raw.inputs is not None and raw.inputs.kind == TABLE:
-        cells = _encoded(raw.x, raw.inputs, card, str(path), notes)
-        for note in notes:
+        description = raw.inputs
+        if card.skip_broken and card.encoding is not None:
+            raw, rows = _complete(raw, card, str(path), notes)
+        cells = _encoded(raw.x, description, card, str(path), notes)
+        for note in notes[len(raw.notes) :]:
             logger.warning("%s", note)
         x = torch.from_numpy(cells)
     else:
         x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
     labels = _labels(raw, card, path)
     picture = bool(raw.samples)
-    found = unlabeled(x, card, names=list(raw.samples), labels=labels, picture=picture)
+    names = list(raw.samples) or list(map(str, rows))
+    found = unlabeled(x, card, names=names, labels=labels, picture=picture)
     return replace(found, notes=tuple(notes))
+
+
+def _complete(raw: Raw, card: Card, source: str, notes: list[str]) -> tuple[Raw, list[int]]:
+    """The rows of a table without gaps in the columns that the run takes and does not fill, and
+    their numbers."""
+    assert raw.inputs is not None and card.encoding is not None
+    taken = [feature.name for feature in card.encoding.features]
+    if card.encoding.missing != REFUSE:
+        taken = []
+    known = raw.inputs.names
+    used = [known.index(name) for name in taken if name in known]
+    gaps = np.isnan(raw.x[:, used]).any(1)
+    incomplete = np.flatnonzero(gaps).tolist()
+    names = [f"{source}, row {row} has empty cells" for row in incomplete]
+    notes += left_out(names, len(gaps), card.skip_broken, "rows")
+    return replace(raw, x=raw.x[~gaps], y=raw.y[~gaps]), np.flatnonzero(~gaps).tolist()
 
 
 def _encoded(

@@ -16,8 +16,8 @@ LARGEST_RATE_OF_VALUES = 0.03
 def with_rate_of_task(
     config: Mapping[str, Value], defaults: Mapping[str, Value], given: Container[str], task: str
 ) -> dict[str, Value]:
-    """The configuration, where `defaults` of `lr` are at most `LARGEST_RATE_OF_VALUES` if the `task`
-    is values. A rate that is `given` by the user stays."""
+    """The configuration, where `defaults` of `lr` are at most `LARGEST_RATE_OF_VALUES` if the
+    `task` is values. A rate that is `given` by the user stays."""
     changed = dict(config)
     if task != VALUES or "lr" in given:
         return changed

@@ -34,6 +34,12 @@ class RunSettings(Configured):
         "column of its own; refuse: an error",
         ("refuse", "mean"),
     )
+    skip_broken = setting(
+        0.0,
+        "own data: share of the images that are broken, or of a table's rows with empty cells, "
+        "that may be left out; they are named, and above it the data are refused",
+        "[0, 1)",
+    )
     task = setting(
         "auto",
         "own data: what the labels mean: classes, binary (two classes, one output), labels "

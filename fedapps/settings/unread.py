@@ -12,7 +12,7 @@ from partitions.datasets.catalog import DATASETS
 from partitions.rules.registry import RULES, options_of
 
 # Settings that the package's datasets do not read.
-OF_OWN_DATA = ("image-size", "label", "inputs", "columns", "ignore", "missing")
+OF_OWN_DATA = ("image-size", "label", "inputs", "columns", "ignore", "missing", "skip-broken")
 
 
 def check_read(

@@ -2,9 +2,8 @@
 
 A table's columns have names and kinds. The table needs no torch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 AUTO = "auto"
@@ -68,12 +67,6 @@ def scaling(config: Mapping[str, Any], inputs: Description | None) -> str:
 def names_in(text: object) -> list[str]:
     """The names in a setting, separated by commas."""
     return [name.strip() for name in str(text).split(",") if name.strip()]
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question in parentheses that names the known word nearest to `word`; "" if none is near."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def listed(names: Sequence[str]) -> str:

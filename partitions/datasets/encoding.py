@@ -247,7 +247,8 @@ def gaps_in(source: str, column: Column, gaps: np.ndarray) -> str:
     return (
         f"{source}: column {column.name} has {int(gaps.sum())} cells without a value, the first in "
         f"row {int(gaps.argmax())} (from 0); set missing=mean to fill gaps with the training "
-        "clients' mean and to mark them, fill them in, or leave the column out "
+        "clients' mean and to mark them, fill them in, leave these rows out (skip-broken=0.1 does, "
+        "up to a tenth of all rows), or leave the column out "
         f"(ignore={column.name})"
     )
 

@@ -21,10 +21,11 @@ import numpy as np
 
 from fedapps.common import external_code
 from fedapps.common.settings import keyword_arguments
+from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import AUTO, LABELS, VALUES
 from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
-from partitions.datasets.description import IMAGE, SIGNAL, VECTOR, Description, did_you_mean
+from partitions.datasets.description import IMAGE, SIGNAL, VECTOR, Description
 from partitions.datasets.labels import is_sparse
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
@@ -36,6 +37,7 @@ __all__ = ["DATASETS", "Dataset", "Info", "Moment", "configured", "described", "
 Result = TypeVar("Result")
 _KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
 OTHER_LEVEL = {"folder:0": "folder:1", "folder:1": "folder:0"}  # of two levels of folders
+OF_FILES = ("image_size", "label_column", "task", "inputs", "skip_broken")  # options of reading
 OWN = "own data"  # the summary of a user's data
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, di
     options["label_column"] = label_of(config, key)
     options["task"] = str(config.get("task", AUTO))
     options["inputs"] = str(config.get("inputs", AUTO))
+    options["skip_broken"] = float(config.get("skip-broken", 0.0))
     return name, str(config["data-dir"]), options
 
 
@@ -113,9 +116,8 @@ def _check_task(entry: Info, options: Mapping[str, Any]) -> None:
 def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset `name`, the same object for every caller in a process.
 
-    For a user's data `options` are its function's settings, `image_size`, `label_column`, `task`
-    and `inputs`. Raises ValueError for an unknown name, for damaged files and for a missing
-    source."""
+    For a user's data `options` are its function's settings, and `OF_FILES`. Raises ValueError for
+    an unknown name, for damaged files and for a missing source."""
     root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
     entry = _entry(name)
     if entry is None:
@@ -190,6 +192,7 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     label = given.pop("label_column", "")
     task = given.pop("task", AUTO)
     inputs = given.pop("inputs", AUTO)
+    skip = given.pop("skip_broken", 0.0)
     path = own_path(name, root)
     key = _own_key(name, root, options)
     if path is not None:
@@ -197,7 +200,9 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
 
         raw = cached(
             key,
-            lambda: _numbered(read_files(path, size, label=label, task=task, inputs=inputs), name),
+            lambda: _numbered(
+                read_files(path, size, label=label, task=task, inputs=inputs, skip=skip), name
+            ),
         )
     elif _may_cache(name, given):
         raw = cached(key, lambda: _numbered(_made(name, given, task, inputs), name))
@@ -234,15 +239,32 @@ def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:
         return cache_key("own", files=fingerprint(path), options=options)
     if external_code.is_reference(name):
         arguments = dict(options)
-        for key in ("image_size", "label_column", "task", "inputs"):  # no arguments of the function
+        for key in OF_FILES:  # no arguments of the function
             arguments.pop(key, None)
         return cache_key(name, code=code_identity(name, arguments))
+    if Path(name).suffix or len(Path(name).parts) > 1:
+        raise ValueError(_no_file(name, root))
     raise ValueError(
         f"unknown dataset {name!r}{did_you_mean(name, DATASETS)}; known: "
         f"{', '.join(DATASETS)}; also module:NAME, and the "
         "path, itself or in data-dir, of a folder of class folders, a .npz, a .csv, or a "
         "folder or parquet file of the datasets library"
     )
+
+
+def _no_file(name: str, root: str) -> str:
+    """The sentence about a path to which nothing exists."""
+    places = [Path(name).parent]
+    if root and not Path(name).is_absolute():
+        places.append((Path(root) / name).parent)
+    known: list[str] = []
+    for place in places:
+        if place.is_dir():
+            known += [path.name for path in place.iterdir() if not path.name.startswith(".")]
+    where = " nor ".join(str(place.resolve()) for place in places)
+    either = "neither in " if len(places) > 1 else "not in "
+    hint = did_you_mean(Path(name).name, known)
+    return f"unknown dataset {name!r}{hint}: there is no such path, {either}{where}"
 
 
 def _may_cache(name: str, options: Mapping[str, Any]) -> bool:

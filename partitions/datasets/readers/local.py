@@ -34,9 +34,10 @@ def read_local(
     label: str = "",
     task: str = AUTO,
     inputs: str = AUTO,
+    skip: float = 0.0,
 ) -> Raw:
     """`read_files`; its notes are logged."""
-    raw = read_files(path, size, whole, label, task, inputs)
+    raw = read_files(path, size, whole, label, task, inputs, skip)
     for note in raw.notes:
         logger.warning("%s", note)
     return raw
@@ -49,6 +50,7 @@ def read_files(
     label: str = "",
     task: str = AUTO,
     inputs: str = AUTO,
+    skip: float = 0.0,
 ) -> Raw:
     """The samples at `path`, training samples first.
 
@@ -56,7 +58,8 @@ def read_files(
     equal sizes. A folder may hold ``train`` and ``test`` folders of class folders. `label` names
     the column of labels in a table or the array of labels in a .npz; "" means the usual name. Data
     without labels (class folders, ``y`` or a column) have the label −1. `task` declares what the
-    labels are, `inputs` what the inputs in arrays are; "auto": they decide.
+    labels are, `inputs` what the inputs in arrays are; "auto": they decide. Up to a share `skip`
+    of the images, or of a table's rows without a label, is left out, and noted.
 
     `whole` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
     their numbers, and the labels called `label` may be missing. Raises ValueError with the file's
@@ -74,16 +77,16 @@ def read_files(
         check_size(CSV_GROWTH * path.stat().st_size, path)
         notes: list[str] = []
         frame = read_csv(path, notes)
-        return read_frame(frame, path, whole, label, task, notes, len(frame))
+        return read_frame(frame, path, whole, label, task, notes, len(frame), skip=skip)
     with _readable(path):
         unpacked = hub.unpacked(path)
     check_size(unpacked, path)
     with _readable(path):
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
-        return read_table(loaded, path, size, whole, label, task, inputs)
+        return read_table(loaded, path, size, whole, label, task, inputs, skip)
     _check_no_tables(path)
-    return read_pictures(path, size, label, whole)
+    return read_pictures(path, size, label, whole, skip)
 
 
 def _check_no_tables(folder: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedapps.common.memory_limits import check_size
+from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import joined
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
@@ -30,9 +31,11 @@ OWNER = re.compile(
 TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders
 
 
-def read_pictures(folder: Path, size: int, label: str = "", later: bool = False) -> Raw:
+def read_pictures(
+    folder: Path, size: int, label: str = "", later: bool = False, skip: float = 0.0
+) -> Raw:
     """The images of the folder, or of its ``train`` and ``test`` folders; what is left out is
-    noted.
+    noted. Up to a share `skip` of each may be broken.
 
     `label` is "folder:0" if the outermost folders are the classes, "folder:1" for the folders in
     them, and so on; the folders of other levels are natural columns of these names. "" is level 1
@@ -41,11 +44,11 @@ def read_pictures(folder: Path, size: int, label: str = "", later: bool = False)
     train = _first(folder, TRAIN)
     level = _level(label, train or folder, later)
     if train is None:
-        raw = _class_folders(folder, size, True, level, later)
+        raw = _class_folders(folder, size, True, level, later, skip)
         return raw.noted(*_owners(raw, level, folder), *_unread(folder, folder))
     test = _first(folder, TEST)
     places = [train] if test is None else [train, test]
-    parts = [_class_folders(place, size, place == train, level, later) for place in places]
+    parts = [_class_folders(place, size, place == train, level, later, skip) for place in places]
     if len({part.classes for part in parts}) > 1:
         differing = sorted(set(parts[0].classes) ^ set(parts[1].classes))
         raise ValueError(
@@ -149,7 +152,9 @@ def _folders(folder: Path) -> list[Path]:
     return [path for path in folders if not path.name.startswith(hidden)]
 
 
-def _class_folders(folder: Path, size: int, train: bool, level: int, later: bool) -> Raw:
+def _class_folders(
+    folder: Path, size: int, train: bool, level: int, later: bool, skip: float
+) -> Raw:
     """The images of a folder by ImageFolder's rule: each folder in it, in alphabetical order, is a
     class and holds images at any depth. `_is_new` decides about links. Without folders, the images
     in the folder itself have no labels."""
@@ -189,24 +194,24 @@ def _class_folders(folder: Path, size: int, train: bool, level: int, later: bool
         else:  # a later client's images, without folders of classes
             classes = ()
             labels = [UNLABELED] * len(files)
-    columns = {}
-    for other in range(depth):
-        if other != level:
-            columns[f"folder:{other}"] = np.array([names[other] for names in names_of_folders])
     if not files:
         raise ValueError(
             f"{folder} holds no images; it may hold one folder of images for each class, or be a "
             "folder of the datasets library (save_to_disk or parquet)"
         )
     notes: list[str] = []
-    x = images([(name, name) for name in files], size, notes)
+    x, kept = images([(name, name) for name in files], size, notes, skip)
+    columns = {}
+    for other in range(depth):
+        if other != level:
+            columns[f"folder:{other}"] = np.array([names_of_folders[row][other] for row in kept])
     return Raw(
         x,
-        np.array(labels),
+        np.array([labels[row] for row in kept]),
         num_train=len(x) if train else 0,
         columns=columns,
         classes=classes,
-        samples=tuple(Path(name).relative_to(folder).as_posix() for name in files),
+        samples=tuple(Path(files[row]).relative_to(folder).as_posix() for row in kept),
         notes=tuple(notes),
         labeled=bool(classes),
     )
@@ -258,6 +263,10 @@ def _is_new(folder: Path, root: Path, visited: set[Path]) -> bool:
     return True
 
 
+class BrokenImageError(ValueError):
+    """A file that is no whole image."""
+
+
 def _open(name: str, file: str | io.BytesIO) -> tuple[Image.Image, int]:
     """The first frame of an image file, and the number of its frames."""
     try:
@@ -270,7 +279,7 @@ def _open(name: str, file: str | io.BytesIO) -> tuple[Image.Image, int]:
         reason = str(error)
         if isinstance(error, UnidentifiedImageError):
             reason = f"it is empty, damaged or none of {', '.join(FORMATS)}"
-        raise ValueError(f"{name} is no whole image ({reason})") from error
+        raise BrokenImageError(f"{name} is no whole image ({reason})") from error
     if picture.mode.startswith(("I", "F")):  # Pillow would clip them at 255
         raise ValueError(
             f"{name} has pixels of more than 8 bits (mode {picture.mode}); save it with 8 bits"
@@ -279,14 +288,21 @@ def _open(name: str, file: str | io.BytesIO) -> tuple[Image.Image, int]:
 
 
 def images(
-    files: Sequence[tuple[str, str | io.BytesIO]], size: int, notes: list[str]
-) -> np.ndarray:
-    """(n, C, H, W) uint8 of image files with their names, for errors and notes."""
+    files: Sequence[tuple[str, str | io.BytesIO]], size: int, notes: list[str], skip: float = 0.0
+) -> tuple[np.ndarray, list[int]]:
+    """(n, C, H, W) uint8 of image files with their names, for errors and notes, and the positions
+    of the files that were read. Up to a share `skip` of them may be broken."""
     arrays: list[np.ndarray] = []
+    kept: list[int] = []
+    broken: list[str] = []
     several_frames: list[str] = []
     transparent: list[str] = []
-    for name, file in files:
-        picture, frames = _open(name, file)
+    for position, (name, file) in enumerate(files):
+        try:
+            picture, frames = _open(name, file)
+        except BrokenImageError as error:
+            broken.append(str(error))
+            continue
         if frames > 1:
             several_frames.append(name)
         if picture.mode in ALPHA or "transparency" in picture.info:
@@ -305,8 +321,10 @@ def images(
                 f"{arrays[0].shape[2]}×{arrays[0].shape[1]}; image-size=32 makes all 32×32"
             )
         arrays.append(array)
+        kept.append(position)
+    notes += left_out(broken, len(files), skip, "images")
     for names, what in ((several_frames, "frames but the first"), (transparent, "transparency")):
         if names:
             notes.append(f"{names[0]}: {what} left out, here and in {len(names) - 1} more images")
     channels = max(len(array) for array in arrays)
-    return np.stack([np.broadcast_to(a, (channels, *a.shape[1:])) for a in arrays])
+    return np.stack([np.broadcast_to(a, (channels, *a.shape[1:])) for a in arrays]), kept

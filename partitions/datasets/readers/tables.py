@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from fedapps.common.memory_limits import check_size
+from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import AUTO
 from partitions.datasets.description import (
     CATEGORY,
     IMAGE,
     TABLE,
     Description,
-    did_you_mean,
     names_in,
 )
 from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
+from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.columns import UNNAMED, decimal_comma, read_column
 from partitions.datasets.readers.convert import as_inputs, joined
 from partitions.datasets.readers.pictures import images
@@ -179,6 +180,7 @@ def read_table(
     label: str,
     task: str = AUTO,
     inputs: str = AUTO,
+    skip: float = 0.0,
 ) -> Raw:
     """Splits of the `datasets` library: inputs in one column of images, lists or arrays, else a
     table of plain columns.
@@ -211,12 +213,12 @@ def read_table(
             classes = tuple(getattr(first.features[label_columns[0]], "names", None) or ())
         frame = pandas.concat(frames, ignore_index=True)
         num_train = len(frames[0])
-        return read_frame(frame, source, whole, label, task, notes, num_train, classes)
+        return read_frame(frame, source, whole, label, task, notes, num_train, classes, skip)
     parts = []
     for name in used:
         is_train = name == used[0]
         split = splits[name]
-        parts.append(_part(split, source, size, whole, label, is_train, notes, task, inputs))
+        parts.append(_part(split, source, size, whole, label, is_train, notes, task, inputs, skip))
     labeled = [part.labeled for part in parts]
     if not whole and any(labeled) and not all(labeled):
         raise ValueError(f"{source}: only one of the splits {used[0]} and {used[1]} has labels")
@@ -232,10 +234,19 @@ def read_frame(
     notes: list[str],
     num_train: int,
     classes: tuple[str, ...] = (),
+    skip: float = 0.0,
 ) -> Raw:
     """A DataFrame of plain columns: cells (n, columns) float64 of all columns but the labels, with
-    their description. Texts are natural columns, too. `classes` names labels that are numbers."""
+    their description. Texts are natural columns, too. `classes` names labels that are numbers. Up
+    to a share `skip` of the rows may lack a label."""
     label_columns = _label_columns(list(frame.columns), source, whole, label)
+    if skip and label_columns and not whole:
+        has_none = frame[label_columns].isna().any(axis=1).to_numpy()
+        rows = np.flatnonzero(has_none).tolist()
+        names = [f"{source}, row {row} has no label" for row in rows]
+        notes += left_out(names, len(frame), skip, "rows")
+        num_train -= int(has_none[:num_train].sum())
+        frame = frame[~has_none].reset_index(drop=True)
     inputs = [name for name in frame.columns if name not in label_columns]
     if not inputs:
         raise ValueError(f"{source} has no columns of inputs beside {', '.join(label_columns)}")
@@ -335,6 +346,7 @@ def _part(
     notes: list[str],
     task: str,
     declared: str,
+    skip: float,
 ) -> Raw:
     """One split with its inputs in one column."""
     label_columns = _label_columns(split.column_names, source, whole, label)
@@ -342,7 +354,11 @@ def _part(
         raise ValueError(f"{source}: label is {label!r}; beside images or lists it is one column")
     label_column = label_columns[0] if label_columns else ""
     labels = (label, label_column)
-    x, description, inputs = _inputs(split, source, size, whole, labels, notes, declared)
+    x, description, inputs, kept = _inputs(
+        split, source, size, whole, labels, notes, declared, skip
+    )
+    if len(kept) < len(split):
+        split = split.select(kept)
     pictures = type(split.features[inputs]).__name__ == "Image"
     columns = {}
     others = []
@@ -366,7 +382,7 @@ def _part(
         num_train=len(x) if is_train else 0,
         columns=columns,
         classes=classes,
-        samples=tuple(map(str, range(len(x)))) if pictures else (),
+        samples=tuple(map(str, kept)) if pictures else (),
         labeled=bool(label_column),
         inputs=description,
     )
@@ -401,8 +417,9 @@ def _inputs(
     labels: tuple[str, ...],
     notes: list[str],
     declared: str,
-) -> tuple[np.ndarray, Description, str]:
-    """The inputs, what they are, and the name of their column."""
+    skip: float,
+) -> tuple[np.ndarray, Description, str, Sequence[int]]:
+    """The inputs, what they are, the name of their column, and the rows that were read."""
     usual_names = (*hub.IMAGES, *FEATURES)
     candidates = []
     for name in usual_names:
@@ -417,13 +434,14 @@ def _inputs(
             # Only embedded bytes are read: an image's path may be a URL.
             content = (row[inputs] or {}).get("bytes") or b""
             files.append((f"{source}, row {number}", io.BytesIO(content)))
-        return images(files, size, notes), Description(IMAGE), inputs
+        pictures, kept = images(files, size, notes, skip)
+        return pictures, Description(IMAGE), inputs, kept
     check_size(rows.data.nbytes, source)
     x = np.asarray(rows.with_format("numpy")[inputs][:])
     if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
         x = x.astype(np.uint8)
     values, description = as_inputs(x, source, whole, notes, declared)
-    return values, description, inputs
+    return values, description, inputs, range(len(values))
 
 
 def _dtype(feature: Any) -> str:
