@@ -4,6 +4,7 @@ The only builders: for runs, for other people's apps, and to serve. `build_strat
 constructs a strategy; `strategy_of_run` adds what a run of this package knows of its clients."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -249,6 +250,34 @@ def check_personal(client: type[Client], method: str, model: nn.Module, arrays: 
             f"{type(model).__name__} would be shared; choose a network with more layers that are "
             "trained, or the method local"
         )
+
+
+LARGE = 1_000_000  # weights
+LARGE_RATIO = 5
+
+
+def size_note(config: Config) -> str:
+    """A line about a method whose client has many more weights than the network of the run, such as
+    an encoder for large images; "" for others."""
+    method = str(config["method"])
+    model = str(settings(config, method)["model"])
+    info = partitions.task(config)
+    seed = int(config["seed"])
+    target = build_model(model, info.shape, info.num_outputs, seed, **options(config, model))
+    _, arrays = network(config, method, model)
+    sizes: dict[str, int] = defaultdict(int)  # by the arrays' first name
+    for name, array in arrays.items():
+        sizes[name.partition(".")[0].partition("/")[0]] += array.size
+    total = sum(sizes.values())
+    usual = sum(array.size for array in model_arrays(target).values())
+    if total < LARGE or total < LARGE_RATIO * usual:
+        return ""
+    largest = max(sizes, key=lambda name: sizes[name])
+    return (
+        f"{method}: a client has {total / 1e6:.3g} million weights, {total / usual:.0f} times the "
+        f"{usual / 1e6:.2g} million of {model}: {largest} alone {sizes[largest] / 1e6:.3g} "
+        "million; rounds take longer, and so do messages"
+    )
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

@@ -87,7 +87,9 @@ def print_columns(console: Console, columns: "Sequence[Column]", cells: "np.ndar
     """Name, kind, range and gaps of each column of a table, with `cells` (n, columns)."""
     import numpy as np
 
-    table = Table("column", "kind", "values", "gaps", "")
+    table = Table()
+    for title in ("column", "kind", "values", "gaps", ""):
+        table.add_column(title, overflow="fold")  # in a narrow terminal nothing is cut
     for number, column in enumerate(columns):
         known = cells[~np.isnan(cells[:, number]), number]
         values = ", ".join(column.categories[:5]) + ", …" * (len(column.categories) > 5)

@@ -20,6 +20,7 @@ from fedapps.planning import (
     prepare,
     read_request,
     say_stopped,
+    size_lines,
 )
 from fedapps.settings.experiments import parts
 
@@ -72,6 +73,8 @@ def run(
             say(console, federation_line(work))
             if about_data := data_line(work):
                 say(console, about_data)
+            for line in size_lines(work):
+                say(console, line)
             used, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
             if dry_run:
                 from fedapps.estimate import estimate

@@ -9,6 +9,8 @@ from io import StringIO
 from math import floor, isnan, log10
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -122,17 +124,58 @@ def as_text(shown: TextTable, width: int = 120) -> str:
     return file.getvalue().rstrip()
 
 
-def as_rich(shown: TextTable) -> Table:
+def as_rich(shown: TextTable) -> "FittedTable":
     """The table for a terminal."""
-    table = Table(title=Text(visible(shown.title)), caption=Text(visible(shown.caption)))
-    for column in shown.columns:
+    return FittedTable(shown)
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table that goes on below, with its first column again, where the terminal is too narrow."""
+
+    shown: TextTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self.shown
+        rest = list(range(1, len(shown.columns)))
+        title = shown.title
+        while True:
+            count = len(rest)
+            while count > 1 and _width(shown, [0, *rest[:count]]) > options.max_width:
+                count -= 1
+            columns = [0, *rest[:count]]
+            rest = rest[count:]
+            yield _rich(shown, columns, title, "" if rest else shown.caption)
+            title = ""
+            if not rest:
+                return
+
+
+def _width(shown: TextTable, columns: Sequence[int]) -> int:
+    """The least width at which no number is broken, and no word of a title."""
+    width = 1
+    for number in columns:
+        parts = visible(shown.columns[number]).split()
+        parts += [visible(row[number]) for row in shown.rows]
+        width += 3 + max(map(cell_len, parts), default=0)
+    return width
+
+
+def _rich(shown: TextTable, columns: Sequence[int], title: str, caption: str) -> Table:
+    """Some columns of the table."""
+    table = Table(
+        title=Text(visible(title)) if title else None,
+        caption=Text(visible(caption)) if caption else None,
+    )
+    for number in columns:
+        column = shown.columns[number]
         justify: Literal["left", "right"] = "left" if column in LEFT else "right"
         table.add_column(Text(visible(column)), justify=justify, overflow="fold")
     for row in shown.rows:
         cells = []
-        for cell in row:
-            style = "red" if cell == FAILED else ""
-            cells.append(Text(visible(cell), style))
+        for number in columns:
+            style = "red" if row[number] == FAILED else ""
+            cells.append(Text(visible(row[number]), style))
         table.add_row(*cells)
     return table
 

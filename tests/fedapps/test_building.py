@@ -7,11 +7,11 @@ from flwr.clientapp import ClientApp
 from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
-from fedapps.building import client_settings
+from fedapps.building import client_settings, size_note
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.bridge import SIMULATED, SIMULATION
-from fedapps.settings.config import completed
+from fedapps.settings.config import completed, defaults
 
 
 def client(config, number, method="fedavg", **node):
@@ -67,3 +67,14 @@ def test_clients_and_server_write_into_their_copies_of_arrays_alone():
             assert received["w"].tolist() == [1, 2] and received["b"] == 4
             received["w"][:] = 0
     assert server["w"].tolist() == [1, 2] and from_record(record)["b"] == 4
+
+
+def test_an_encoder_far_larger_than_the_network_is_said():
+    """lenet-small has 0.86 million weights for STL-10's images, and its encoder 4.86 million."""
+    config = defaults() | {"method": "odpfl-hn", "dataset": "stl10", "model": "lenet-small"}
+    assert size_note(config) == (
+        "odpfl-hn: a client has 5.72 million weights, 7 times the 0.86 million of lenet-small: "
+        "encoder alone 4.86 million; rounds take longer, and so do messages"
+    )
+    assert size_note(config | {"method": "fedavg"}) == ""
+    assert size_note(config | {"dataset": "digits", "model": "mlp"}) == ""  # both are small

@@ -153,7 +153,8 @@ def test_partition_show_draws(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("data", "minst"), "unknown dataset 'minst'"),
+        (("data", "minst"), "unknown dataset 'minst' (did you mean 'mnist'?)"),
+        (("data", "pyproject.tml"), "'pyproject.tml': there is no such path, "),
         (("data", "digits", "partition=ird", "--export", "out"), "unknown partition 'ird'"),
         (
             ("data", "digits", "dataset=mnist", "--info"),

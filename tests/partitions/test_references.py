@@ -100,6 +100,8 @@ def test_a_table_adopts_each_reference_once(written):
     assert list(table) == ["one"]  # adopted ones are nobody's choice
     with pytest.raises(ValueError, match="unknown thing 'two'; known: one, and module:NAME"):
         table.check("two")
+    with pytest.raises(ValueError, match=r"unknown thing 'ones' \(did you mean 'one'\?\); known"):
+        table.check("ones")
 
 
 def test_own_data_is_kept_by_its_options_and_its_source(written):
