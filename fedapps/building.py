@@ -263,7 +263,9 @@ def size_note(config: Config) -> str:
     model = str(settings(config, method)["model"])
     info = partitions.task(config)
     seed = int(config["seed"])
-    target = build_model(model, info.shape, info.num_outputs, seed, **options(config, model))
+    target = build_model(
+        model, info.shape, info.num_outputs, seed, **keyword_arguments(config, model)
+    )
     _, arrays = network(config, method, model)
     sizes: dict[str, int] = defaultdict(int)  # by the arrays' first name
     for name, array in arrays.items():
