@@ -107,7 +107,10 @@ def content_key(name: str, raw: Raw) -> str:
         column: hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
         for column, array in arrays.items()
     }
-    return cache_key(name, content=digests, num_train=raw.num_train, classes=raw.classes)
+    given: dict[str, Any] = {"num_train": raw.num_train, "classes": raw.classes}
+    if raw.num_validation:
+        given["num_validation"] = raw.num_validation
+    return cache_key(name, content=digests, **given)
 
 
 def cached(key: str, read: Callable[[], Raw]) -> Raw:
@@ -168,6 +171,7 @@ def _store(raw: Raw, target: Path) -> None:
         (temporary / DATA).chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private
         meta = {
             "num_train": raw.num_train,
+            "num_validation": raw.num_validation,
             "classes": raw.classes,
             "columns": values_of_columns,
             "notes": raw.notes,
@@ -202,6 +206,7 @@ def _mapped(target: Path) -> Raw:
         notes=tuple(meta.get("notes", ())),
         task=meta.get("task", CLASSES),
         inputs=_description(meta.get("inputs")),
+        num_validation=meta.get("num_validation", 0),
     )
 
 

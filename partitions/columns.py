@@ -92,6 +92,7 @@ def complete_rows(config: Config, dataset: Dataset) -> tuple[Dataset, list[str]]
         x=dataset.x[kept],
         y=dataset.y[kept],
         num_train=int((~gaps[: dataset.num_train]).sum()),
+        num_validation=int((~gaps[dataset.num_train :][: dataset.num_validation]).sum()),
         columns=columns,
         key=hashlib.sha256(dataset.key.encode() + gaps.tobytes()).hexdigest(),
     ), notes

@@ -230,9 +230,13 @@ class Federation:
 
     def _pools(self) -> np.ndarray:
         """TRAIN, VALIDATION or TEST for each row: the official split, where a part of the training
-        samples, drawn by seed, becomes VALIDATION."""
+        samples, drawn by seed, becomes VALIDATION, unless the data have a validation split."""
+        num_train = self.dataset.num_train
         parts = np.full(len(self.dataset.y), TRAIN)
-        parts[self.dataset.num_train :] = TEST
+        parts[num_train:] = TEST
+        if self.dataset.num_validation:  # given, so none of the training samples is taken
+            parts[num_train:][: self.dataset.num_validation] = VALIDATION
+            return parts
         generator = np.random.default_rng(seed_of(self._seed, "pools"))
         order = generator.permutation(self.dataset.num_train)
         num_validation = round(self._fractions["validation"] * len(order))
@@ -509,10 +513,12 @@ class Federation:
 
     def _split(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Positions of a client's training, validation and test samples among its rows."""
-        if self._pooled:
+        if self._pooled or self._has_given_split():
             pooled_parts = self._parts[rows]
             positions = {}
             for name, part in PARTS.items():
+                if part == TEST and not self._pooled and not (self._parts == TEST).any():
+                    continue
                 positions[name] = torch.from_numpy(np.flatnonzero(pooled_parts == part))
             return positions
         counts = []
@@ -527,6 +533,12 @@ class Federation:
         if self._fractions["test"]:
             parts["test"] = test
         return parts
+
+    def _has_given_split(self) -> bool:
+        """Whether the user's own data came with a validation or a test split, which every rule
+        keeps."""
+        is_own = self.info.inputs is not None
+        return is_own and self.dataset.num_train < len(self.dataset.y)
 
     def _samples(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Samples:
         info = self.dataset.info

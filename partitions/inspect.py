@@ -31,6 +31,7 @@ class Summary:
     dtype: str
     num_train: int
     num_test: int
+    num_validation: int
     class_counts: dict[str, int]
     columns: dict[str, int]  # natural column → number of values
     quantiles: dict[str, list[float]]
@@ -64,7 +65,8 @@ def summary(name: str, data_dir: str = "", check: bool = False, **options: Any) 
         data.info.shape,
         str(data.x.dtype).removeprefix("torch."),
         data.num_train,
-        len(data.y) - data.num_train,
+        len(data.y) - data.num_train - data.num_validation,
+        data.num_validation,
         dict(zip(names, counts, strict=False)),
         {column: len(np.unique(values)) for column, values in data.columns.items()},
         quantiles,

@@ -107,7 +107,8 @@ def print_summary(console: Console, summary: "Summary") -> None:
     """Sizes, columns, and class counts or the quantiles of values."""
     from fedapps.common.tasks import LABELS
 
-    console.print(f"{summary.num_train} training and {summary.num_test} test samples, "
+    validation = f", {summary.num_validation} validation" if summary.num_validation else ""
+    console.print(f"{summary.num_train} training{validation} and {summary.num_test} test samples, "
                   f"{summary.dtype}")  # fmt: skip
     for column, values in summary.columns.items():
         console.print(f"column {visible(column)}: {values} values")

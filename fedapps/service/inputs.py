@@ -64,7 +64,8 @@ def read_inputs(data: Data, card: Card) -> Inputs:
         return read_input_files(Path(data), card)
     if hasattr(data, "columns"):  # a DataFrame
         notes: list[str] = []
-        raw = read_frame(data, Path("DataFrame"), True, card.label, card.task, notes, len(data))
+        sizes = (len(data), 0)
+        raw = read_frame(data, Path("DataFrame"), True, card.label, card.task, notes, sizes)
         return _read(raw, Path("DataFrame"), card)
     return unlabeled(torch.as_tensor(data), card)
 

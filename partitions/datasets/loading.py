@@ -39,6 +39,7 @@ _KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
 OTHER_LEVEL = {"folder:0": "folder:1", "folder:1": "folder:0"}  # of two levels of folders
 OF_FILES = ("image_size", "label_column", "task", "inputs", "skip_broken")  # options of reading
 OWN = "own data"  # the summary of a user's data
+READ_VERSION = 2  # of what the readers of a user's files return, for the cache
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ logger = logging.getLogger(__name__)
 class Dataset:
     """Inputs x (n, *shape) as stored and labels y: (n,) int64, (n, k) float32 for several labels,
     or (n, k) float64 for values in their own unit; rows < `num_train` are the
-    official training split. `classes` names the labels; equal `key`s mean equal content."""
+    official training split, and the next `num_validation` rows a given validation split. `classes`
+    names the labels; equal `key`s mean equal content."""
 
     info: Info
     x: "Tensor"
@@ -56,6 +58,7 @@ class Dataset:
     columns: dict[str, np.ndarray]
     classes: tuple[str, ...] = ()
     key: str = ""
+    num_validation: int = 0
 
 
 def preference_info(info: Info) -> Info:
@@ -236,7 +239,7 @@ def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:
     them."""
     path = own_path(name, root)
     if path is not None:
-        return cache_key("own", files=fingerprint(path), options=options)
+        return cache_key("own", files=fingerprint(path), options=options, version=READ_VERSION)
     if external_code.is_reference(name):
         arguments = dict(options)
         for key in OF_FILES:  # no arguments of the function
@@ -480,4 +483,4 @@ def _dataset(entry: Info, raw: Raw, key: str, kind: type[np.generic]) -> Dataset
     x = torch.from_numpy(np.ascontiguousarray(raw.x))
     y = torch.from_numpy(raw.y.astype(kind))
     classes = raw.classes or entry.classes
-    return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key)
+    return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key, raw.num_validation)

@@ -155,7 +155,7 @@ def test_a_folder_of_images_takes_no_column_of_labels(tmp_path):
 def test_images_that_are_left_out_are_said(tmp_path, caplog):
     """Two files that are no images in class folders, a folder beside train and test, a second
     frame, and transparency. Hidden files and folders are a program's."""
-    for split in ("train", "test", "val"):
+    for split in ("train", "test", "extra"):
         (tmp_path / split / "cat").mkdir(parents=True)
         Image.new("RGB", (2, 2)).save(tmp_path / split / "cat" / "0.png")
     train = tmp_path / "train"
@@ -173,7 +173,7 @@ def test_images_that_are_left_out_are_said(tmp_path, caplog):
     assert frames.endswith("2.tiff: frames but the first left out, here and in 0 more images")
     assert transparent.endswith("3.png: transparency left out, here and in 0 more images")
     assert "2 files are left out, such as train/cat/1.heic; images (.jpg" in files
-    assert folders.endswith("folders beside train and test are left out: val")
+    assert folders.endswith("folders beside train and test are left out: extra")
 
 
 def test_columns_with_several_readings_are_refused(tmp_path):
@@ -192,14 +192,14 @@ def test_what_a_table_leaves_out_is_said(tmp_path, caplog):
     """A column of numbers called x is one of the table's numbers, and truth values are numbers."""
     columns = {"x": [1, 2], "old": [True, False], "site": ["n", "s"], "label": [0, 1]}
     table = datasets.Dataset.from_dict(columns | {"trace": [[1], [2]]})
-    datasets.DatasetDict({"train": table, "test": table, "validation": table}).save_to_disk(
+    datasets.DatasetDict({"train": table, "test": table, "unsupervised": table}).save_to_disk(
         str(tmp_path / "d")
     )
     raw = read_local(tmp_path / "d")
     assert raw.x.tolist() == [[1, 1, 0], [2, 0, 1]] * 2
     assert [column.kind for column in raw.inputs.columns] == ["number", "truth value", "category"]
     assert "columns are left out, whose cells are no single values: trace (List)" in caplog.text
-    assert "of the splits train, test is read, not validation" in caplog.text
+    assert "of the splits train, test is read, not unsupervised" in caplog.text
 
 
 def test_cells_and_columns_without_a_name_or_a_number_are_named(tmp_path):

@@ -17,6 +17,9 @@ TEXTS = ("question_title", "question_content", "best_answer", "text")
 LABELS = ("label", "labels", "fine_label", "character", "topic", "class")
 TRAIN = ("train", "training")
 TEST = ("test", "validation")
+# Splits of a user's own data, whose validation split is not its test split.
+OWN_VALIDATION = ("validation", "valid", "val", "dev")
+OWN_TEST = ("test", "testing")
 COLUMNS = {  # natural column → its names in datasets
     "coarse": ("coarse", "coarse_label"),
     "writer": ("writer", "writer_id"),

@@ -77,7 +77,7 @@ def read_files(
         check_size(CSV_GROWTH * path.stat().st_size, path)
         notes: list[str] = []
         frame = read_csv(path, notes)
-        return read_frame(frame, path, whole, label, task, notes, len(frame), skip=skip)
+        return read_frame(frame, path, whole, label, task, notes, (len(frame), 0), skip=skip)
     with _readable(path):
         unpacked = hub.unpacked(path)
     check_size(unpacked, path)

@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,17 @@ OWNER = re.compile(
     r"phone|node|silo|writer|station|camera|institution)s?[ _-]?(\d+|[A-Za-z]|(?<=[ _-])\w+)",
     re.IGNORECASE,
 )
-TRAIN, TEST = ("train", "training"), ("test", "val", "validation")  # folders
+# Names of folders.
+TRAIN = ("train", "training")
+VALIDATION = ("validation", "valid", "val")
+TEST = ("test",)
 
 
 def read_pictures(
     folder: Path, size: int, label: str = "", later: bool = False, skip: float = 0.0
 ) -> Raw:
-    """The images of the folder, or of its ``train`` and ``test`` folders; what is left out is
-    noted. Up to a share `skip` of each may be broken.
+    """The images of the folder, or of its ``train``, ``validation`` and ``test`` folders; what is
+    left out is noted. Up to a share `skip` of each may be broken.
 
     `label` is "folder:0" if the outermost folders are the classes, "folder:1" for the folders in
     them, and so on; the folders of other levels are natural columns of these names. "" is level 1
@@ -46,15 +50,21 @@ def read_pictures(
     if train is None:
         raw = _class_folders(folder, size, True, level, later, skip)
         return raw.noted(*_owners(raw, level, folder), *_unread(folder, folder))
+    validation = _first(folder, VALIDATION)
     test = _first(folder, TEST)
-    places = [train] if test is None else [train, test]
-    parts = [_class_folders(place, size, place == train, level, later, skip) for place in places]
-    if len({part.classes for part in parts}) > 1:
-        differing = sorted(set(parts[0].classes) ^ set(parts[1].classes))
-        raise ValueError(
-            f"{train} and {test} hold different class folders; only one of them has "
-            f"{', '.join(differing)}; give both the same folders, which may be empty"
-        )
+    places = [place for place in (train, validation, test) if place is not None]
+    parts = []
+    for place in places:
+        part = _class_folders(place, size, place == train, level, later, skip)
+        if place == validation:
+            part = replace(part, num_validation=len(part.x))
+        differing = sorted(set(parts[0].classes) ^ set(part.classes)) if parts else []
+        if differing:
+            raise ValueError(
+                f"{train} and {place} hold different class folders; only one of them has "
+                f"{', '.join(differing)}; give both the same folders, which may be empty"
+            )
+        parts.append(part)
     others = [f.name for f in _folders(folder) if f not in places]
     notes = [note for place in places for note in _unread(place, folder)]
     if others:

@@ -18,7 +18,8 @@ UNLABELED = -1  # the label of a sample that has none
 
 @dataclass(frozen=True)
 class Raw:
-    """Inputs x (n, …) and labels y (n,) or (n, k), the `num_train` training samples first."""
+    """Inputs x (n, …) and labels y (n,) or (n, k), the `num_train` training samples first, then the
+    `num_validation` samples of a validation split, then those of the test split."""
 
     x: np.ndarray
     y: np.ndarray
@@ -30,6 +31,7 @@ class Raw:
     labeled: bool = True  # False: the source has no labels, and y is UNLABELED
     task: str = CLASSES  # what the labels mean; y is (n, k) for several labels and for values
     inputs: Description | None = None  # what x is; None: its shape says it
+    num_validation: int = 0
 
     def noted(self, *notes: str) -> "Raw":
         """The same data with further notes."""
@@ -37,7 +39,7 @@ class Raw:
 
 
 def concatenate(parts: list[Raw]) -> Raw:
-    """The parts of a dataset, in order; training samples come first."""
+    """The parts of a dataset, in order: training, validation and test samples."""
     columns = {}
     for name in parts[0].columns:
         columns[name] = np.concatenate([part.columns[name] for part in parts])
@@ -57,6 +59,7 @@ def concatenate(parts: list[Raw]) -> Raw:
         labeled=all(part.labeled for part in parts),
         task=parts[0].task,
         inputs=parts[0].inputs,
+        num_validation=sum(part.num_validation for part in parts),
     )
 
 

@@ -6,6 +6,7 @@ import io
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +188,16 @@ def read_table(
 
     Raises ValueError where two columns have usual names of labels, or of inputs."""
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    validation: list[str] = []
     if len(splits) == 1:
         used = list(splits)  # whatever its name
     else:
         train = [name for name in hub.TRAIN if name in splits][:1]
-        test = [name for name in hub.TEST if name in splits][:1]
+        validation = [name for name in hub.OWN_VALIDATION if name in splits][:1]
+        test = [name for name in hub.OWN_TEST if name in splits][:1]
         if not train:
             raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
-        used = train + test
+        used = train + validation + test
     notes = hub.unused_splits(splits, used, source)
     first = splits[used[0]]
     label_columns = _label_columns(first.column_names, source, whole, label)
@@ -212,16 +215,19 @@ def read_table(
         if len(label_columns) == 1:
             classes = tuple(getattr(first.features[label_columns[0]], "names", None) or ())
         frame = pandas.concat(frames, ignore_index=True)
-        num_train = len(frames[0])
-        return read_frame(frame, source, whole, label, task, notes, num_train, classes, skip)
+        sizes = (len(frames[0]), len(frames[1]) if validation else 0)
+        return read_frame(frame, source, whole, label, task, notes, sizes, classes, skip)
     parts = []
     for name in used:
         is_train = name == used[0]
         split = splits[name]
-        parts.append(_part(split, source, size, whole, label, is_train, notes, task, inputs, skip))
+        part = _part(split, source, size, whole, label, is_train, notes, task, inputs, skip)
+        if name in validation:
+            part = replace(part, num_validation=len(part.x))
+        parts.append(part)
     labeled = [part.labeled for part in parts]
     if not whole and any(labeled) and not all(labeled):
-        raise ValueError(f"{source}: only one of the splits {used[0]} and {used[1]} has labels")
+        raise ValueError(f"{source}: only some of the splits {', '.join(used)} have labels")
     return joined(parts, source, later=whole, task=task).noted(*notes)
 
 
@@ -232,20 +238,24 @@ def read_frame(
     label: str,
     task: str,
     notes: list[str],
-    num_train: int,
+    sizes: tuple[int, int],
     classes: tuple[str, ...] = (),
     skip: float = 0.0,
 ) -> Raw:
     """A DataFrame of plain columns: cells (n, columns) float64 of all columns but the labels, with
-    their description. Texts are natural columns, too. `classes` names labels that are numbers. Up
-    to a share `skip` of the rows may lack a label."""
+    their description. `sizes` are the numbers of its training rows and of its validation rows.
+    Texts are natural columns, too. `classes` names labels that are numbers. Up to a share `skip` of
+    the rows may lack a label."""
     label_columns = _label_columns(list(frame.columns), source, whole, label)
     if skip and label_columns and not whole:
         has_none = frame[label_columns].isna().any(axis=1).to_numpy()
         rows = np.flatnonzero(has_none).tolist()
         names = [f"{source}, row {row} has no label" for row in rows]
         notes += left_out(names, len(frame), skip, "rows")
-        num_train -= int(has_none[:num_train].sum())
+        before, of_validation = sizes
+        lost = int(has_none[:before].sum())
+        lost_of_validation = int(has_none[before:][:of_validation].sum())
+        sizes = (before - lost, of_validation - lost_of_validation)
         frame = frame[~has_none].reset_index(drop=True)
     inputs = [name for name in frame.columns if name not in label_columns]
     if not inputs:
@@ -265,11 +275,12 @@ def read_frame(
     raw = Raw(
         cells,
         y,
-        num_train,
+        sizes[0],
         natural,
         classes,
         labeled=bool(label_columns),
         inputs=Description(TABLE, tuple(columns)),
+        num_validation=sizes[1],
     )
     return joined([raw], source, later=whole, task=task).noted(*notes)
 
