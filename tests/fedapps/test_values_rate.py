@@ -86,5 +86,5 @@ def test_diabetes_is_learnt_as_by_ridge_on_the_pooled_rows(tmp_path):
     grid = InProcessGrid.simulation(app, config, 4)
     scores = run(grid, config).evaluate_metrics_clientapp
     best = min(scores, key=lambda number: scores[number]["train-trimmed-rmse"])
-    assert len(x) == 188 and len(x_novel) == 220
+    assert (len(x), len(x_novel)) == (188, 222)
     assert scores[best]["novel-r2"] > ridge.score(x_novel, y_novel) - 0.03
