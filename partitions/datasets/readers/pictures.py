@@ -53,7 +53,7 @@ def read_pictures(
     validation = _first(folder, VALIDATION)
     test = _first(folder, TEST)
     places = [place for place in (train, validation, test) if place is not None]
-    parts = []
+    parts: list[Raw] = []
     for place in places:
         part = _class_folders(place, size, place == train, level, later, skip)
         if place == validation:
