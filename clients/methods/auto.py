@@ -30,6 +30,7 @@ from clients.core.decision.choice import (
     KEEP,
     LABEL_SHIFT,
     LEAST_INPUTS_WON,
+    NEVER,
     Case,
     Decision,
     Rule,
@@ -199,6 +200,9 @@ class AutoClient(HoldingOut):
                 f"Chose {name}: {inputs}, and of the {100 * d:.0f} % of predictions that it "
                 f"changes, {100 * gain:.1f} points are expected to be won",
             )
+        if rule.guard[decision.regime] == NEVER:
+            text = f"{KEPT}: {inputs} and too few training clients have played newcomers like that"
+            return Choice(NONE, text)
         expected = np.where(able_in(decision.regime, self.names), gains, -np.inf)
         first = int(expected.argmax())
         if expected[first] * n < LEAST_INPUTS_WON:

@@ -33,6 +33,7 @@ from clients.core.decision.choice import (
     num_features,
 )
 from clients.core.decision.moments import Blocks, between_clients, class_means, within_classes
+from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
 from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
 from fedapps.common.settings import setting
@@ -62,7 +63,7 @@ NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entro
 
 
 class Unanswered(Exception):
-    """No training client answered an exchange."""
+    """No training client answered an exchange, or none had what it asks for."""
 
 
 class Auto(FedAvg):
@@ -130,7 +131,8 @@ class Auto(FedAvg):
         return dict.fromkeys(nodes, arrays)
 
     def make_rule(self, arrays: Arrays, training: Sequence[Node]) -> None:
-        """Set `source` and `rule` from the training clients' answers; a warning if there are none.
+        """Set `source` and `rule` from the training clients' answers; a warning if there are none,
+        or if they had too few samples to play newcomers.
 
         Raises ValueError as `check_training_clients`."""
         if not self.num_rounds:
@@ -209,6 +211,11 @@ class _Exchanges:
         sent = self.to_all(self.arrays | prefixed(SOURCE, source))
         shapes: dict[str, tuple[int, ...]] = {"count": (1,), "sum": layers, "square": layers}
         sums, _ = self.sum("misfit", sent, shapes)
+        if not sums["count"][0]:
+            raise Unanswered(
+                f"no training client has played a newcomer with unchanged inputs; each needs "
+                f"{SIZES[0]} held-out samples: raise held-out, or take fewer clients"
+            )
         mean = sums["sum"] / max(sums["count"][0], 1)
         spread = deviation(sums["count"], sums["sum"], sums["square"])
         rule = Rule(misfit_mean=mean, misfit_deviation=spread)

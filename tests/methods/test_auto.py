@@ -10,7 +10,7 @@ from small_runs import SMALL, Watched, fedapps, federate, share, update
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.choice import KEEP, LABEL_SHIFT, OUTSIDE, Case, Decision, Rule
+from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.tallies import derivatives
 from clients.core.label_shift import log_q_by_em
 from clients.methods import _batchwise
@@ -21,7 +21,7 @@ from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
-from strategies.methods.auto import Auto, _Exchanges
+from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
 X = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -151,6 +151,10 @@ def test_the_reason_says_what_the_inputs_look_like_and_what_is_expected():
     )
     assert reason(100, 1.2, LABEL_SHIFT, 0.05, 0).endswith(
         f"{inside} and the 1.0 points that bbse is expected to win are too uncertain"
+    )
+    client.rule["guard"] = np.array([NEVER, 9.0])
+    assert reason(100, 1.2, LABEL_SHIFT, 0.05, 0).endswith(
+        "too few training clients have played newcomers like that"
     )
 
 
@@ -335,6 +339,17 @@ def test_without_an_answer_clients_keep_fedavgs_model(monkeypatch):
     result, _ = federate(**NORMED, rounds=1)
     metrics = dict(result.evaluate_metrics_clientapp[1])
     assert "novel-accuracy" in metrics and "novel-misfit" not in metrics
+
+
+def test_without_a_newcomer_there_is_no_rule():
+    """Clients of the main job's digits hold out too few samples: no T, no threshold, no choice."""
+    strategy = Auto(alpha=0.5)
+    client = training_client()
+    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    none = {"count": np.zeros(1), "sum": np.zeros(4), "square": np.zeros(4)}
+    strategy.exchange = lambda action, payloads, like: [update(0, none)]
+    with pytest.raises(Unanswered, match="needs 20 held-out samples: raise held-out"):
+        exchanges.with_misfits({})
 
 
 def test_newcomers_are_played_before_they_are_asked_for():

@@ -1,0 +1,1 @@
+"""How `auto` is judged: the protocol, and the table of its runs."""

@@ -1,0 +1,43 @@
+"""The verdict on auto, by hand."""
+
+import pytest
+from pandas import DataFrame
+
+from experiments.auto.judge import bars, choices, verdict
+
+
+def clients(**accuracies):
+    """Two novel clients of one seed with these accuracies in %."""
+    rows = []
+    for method, values in accuracies.items():
+        for client, value in enumerate(values):
+            rows.append({"method": method, "seed": 100, "client": client, "value": value})
+    return DataFrame(rows)
+
+
+def test_gain_harm_best_and_oracle():
+    """bbse: +10 and −4, mean 3, half are harmed. tent: −20 and +2. The oracle takes 10 and 2."""
+    one = verdict(clients(fedavg=(60, 80), bbse=(70, 76), tent=(40, 82), auto=(70, 80)))
+    assert (one.accuracy, one.best, one.best_gain, one.oracle) == (70, "bbse", 3, 6)
+    assert one.gain == {"bbse": 3, "tent": -9, "auto": 5}
+    assert one.harmed == {"bbse": 50, "tent": 50, "auto": 0}
+
+
+@pytest.mark.parametrize(("auto", "met"), [((68, 80), [True, True, True]), ((60, 78), [False] * 3)])
+def test_bars(auto, met):
+    """The best fixed gain is 3: +4 reaches 80 % of it; −1 is 0.3 below FedAvg, and half of the
+    clients are harmed."""
+    one = verdict(clients(fedavg=(60, 80), bbse=(70, 76), auto=auto))
+    lines = bars({"step": one}, 200)
+    assert [line.startswith("met") for line in lines] == met
+    mix = bars({"mix": one}, 200)[-1]
+    assert mix == "missed: 3 times the best fixed gain in mix: mix"
+
+
+def test_choices_are_means():
+    runs = [
+        {"chosen-none": 1.0, "chosen-bbse": 0.0, "misfit": 1.0, "misfit-limit": 3.0},
+        {"chosen-none": 0.5, "chosen-bbse": 0.5, "misfit": 2.0, "misfit-limit": 3.0},
+    ]
+    assert choices(runs) == "none 75, bbse 25; T 1.5, t 3.0"
+    assert choices([{"accuracy": 1.0}]) == "none 100; no rule"
