@@ -22,6 +22,8 @@ from fedapps.planning import (
     prepare,
     read_request,
     say_stopped,
+    share_trainings,
+    trainings_lines,
 )
 from fedapps.results import plot, table
 from fedapps.results.formats import as_text
@@ -96,7 +98,10 @@ def run(
     asked.allow()
     work = plan(asked, output, saved, bound=False, fresh=fresh)
     keep_or_discard(work, output, fresh, yes=True)
+    share_trainings(work)
     say(console, federation_line(work))
+    for line in trainings_lines(work):
+        say(console, line)
     engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
     prepare(console, work, output, asked.source)
     try:

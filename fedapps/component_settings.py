@@ -54,6 +54,7 @@ INSTEAD = {
     "checkpoint-every": "only `fedapps run` writes checkpoints",
     "resume": "server_app takes `former=`, the `strategy.state()` of an earlier run",
     "from-dir": "load saved arrays into the network in `model=`",
+    "training-dir": "only `fedapps run` trains once for several methods",
     "early-stopping": "set `rounds`",
     "stacked-clients": "only `fedapps run` trains clients side by side",
 }

@@ -23,7 +23,7 @@ from fedapps.settings.config import Config, effective
 
 Cost = tuple[float, float]  # seconds, bytes
 # Settings that do not change what a client's work costs.
-WITHOUT_COST = ("seed", "output-dir", "from-dir", "resume", "rounds", "method")
+WITHOUT_COST = ("seed", "output-dir", "training-dir", "from-dir", "resume", "rounds", "method")
 HOW = (
     "time: local training and evaluation of one FedAvg client, measured now on this machine, × "
     "clients × rounds × the method's usual time relative to FedAvg; memory: this process and "
@@ -36,15 +36,23 @@ def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
     engine, `parallel` at a time."""
     processes = parallel if engine == "in-process" else max(parallel, num_cpus())
     measured: dict[str, tuple[float, float, int]] = {}
+    first_of: dict[str, str] = {}  # by folder of a training the run that trains for others
     rows: list[list[str]] = []
     all_seconds = [0.0]
     all_memory = [0.0]
     for job in jobs:
         # A finished run costs nothing.
         seconds, memory = (0.0, 0.0) if job.done else cost(job, measured)
+        state = _state(job)
+        training = str(job.config["training-dir"])
+        if training and not job.done:
+            first = first_of.setdefault(training, job.name)
+            if first != job.name:
+                seconds -= training_seconds(job, measured)
+                state = f"{state}, trained by {first}"
         all_seconds.append(seconds)
         all_memory.append(memory)
-        rows.append([job.name, _state(job), str(job.total), _time(seconds), _memory(memory)])
+        rows.append([job.name, state, str(job.total), _time(seconds), _memory(memory)])
     total = sum(all_seconds) / processes
     if engine == "in-process":  # a process has whole runs
         total = max(total, *all_seconds)
@@ -65,6 +73,35 @@ def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
     """Seconds of a run on one core, and bytes of its process. What was `measured` for equal
     settings is reused."""
     config = job.config
+    _, scoring, model_bytes = _of_client(config, measured)
+    num_clients = int(config["num-clients"])
+    evaluations = math.ceil(job.total / int(config["evaluate-every"])) or 1
+    seconds = training_seconds(job, measured) + evaluations * num_clients * scoring
+    entry = METHODS[str(config["method"])]
+    # A round's models, sent and received, and the states that clients keep between rounds.
+    num_models = 2 * _sampled(config)
+    if entry.client.needs_state:
+        num_models += num_clients
+    memory = psutil.Process().memory_info().rss + model_bytes * num_models
+    return entry.relative_cost * seconds, memory
+
+
+def training_seconds(job: Job, measured: dict[str, tuple[float, float, int]]) -> float:
+    """The seconds of that in which a method that trains as FedAvg trains."""
+    training, _, _ = _of_client(job.config, measured)
+    return job.total * _sampled(job.config) * training
+
+
+def _sampled(config: Config) -> int:
+    """The number of clients that train in a round."""
+    share = float(config["train-fraction"]) * float(config["fraction-train"])
+    return max(1, round(int(config["num-clients"]) * share))
+
+
+def _of_client(
+    config: Config, measured: dict[str, tuple[float, float, int]]
+) -> tuple[float, float, int]:
+    """What `_measure` gives for a FedAvg client with the run's settings."""
     # FedAvg with the values that hold for the job's method.
     plain: Config = {}
     for key in config:
@@ -75,20 +112,7 @@ def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
     same_cost = repr([item for item in plain.items() if item[0] not in WITHOUT_COST])
     if same_cost not in measured:
         measured[same_cost] = _measure(config | plain)
-    training, scoring, model_bytes = measured[same_cost]
-
-    entry = METHODS[str(config["method"])]
-    num_clients = int(config["num-clients"])
-    share = float(config["train-fraction"]) * float(config["fraction-train"])
-    sampled = max(1, round(num_clients * share))
-    evaluations = math.ceil(job.total / int(config["evaluate-every"])) or 1
-    seconds = job.total * sampled * training + evaluations * num_clients * scoring
-    # A round's models, sent and received, and the states that clients keep between rounds.
-    num_models = 2 * sampled
-    if entry.client.needs_state:
-        num_models += num_clients
-    memory = psutil.Process().memory_info().rss + model_bytes * num_models
-    return entry.relative_cost * seconds, memory
+    return measured[same_cost]
 
 
 @one_thread()

@@ -59,7 +59,12 @@ class Method:
 
     `name`, one word, stands for a reference in tables and figures. `family` names the families that
     the method belongs to, as `fedapps list methods --family` filters them. `tasks` are those of its
-    client class, if they are given here: `fedapps list` reads them without importing torch."""
+    client class, if they are given here: `fedapps list` reads them without importing torch.
+
+    `trains_as` names the method whose training this one's is, bit by bit, with the same settings:
+    it differs in evaluations alone, and in what it does with trained arrays. Runs with the same
+    training share it, see `fedapps.trainings`. Such a method keeps no state of its clients, and its
+    settings for evaluations are declared so."""
 
     strategy: "type[PersonalizedStrategy]"
     client: "type[Client]"
@@ -74,12 +79,13 @@ class Method:
     name: str = ""
     family: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+    trains_as: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a declaration of another type, or outside of its choices."""
         for half in ("strategy", "client"):
             _check_half(half, vars(self)[half])
-        for text in ("paper", "summary", "novel", "extends", "name"):
+        for text in ("paper", "summary", "novel", "extends", "name", "trains_as"):
             if not isinstance(getattr(self, text), str):
                 raise ValueError(_wrong(text, getattr(self, text), "a text"))
         if self.novel not in NOVEL:
@@ -166,6 +172,7 @@ NAMED = {
         "global",
         dp=BOTH,
         family=(AVERAGING,),
+        trains_as="fedavg",
     ),
     "fedprox": _method(
         "clients.methods.fedprox:FedProxClient",
@@ -325,6 +332,7 @@ NAMED = {
         "adapted",
         tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "t3a": _method(
         "clients.methods.t3a:T3AClient",
@@ -334,6 +342,7 @@ NAMED = {
         dp=BOTH,
         tasks=(CLASSES,),
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "shot": _method(
         "clients.methods.shot:SHOTClient",
@@ -345,6 +354,7 @@ NAMED = {
         hidden_settings=("parameters", "bits", "adapt-clip-norm"),
         tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "bn-adapt": _method(
         "clients.methods.bn_adapt:BNAdaptClient",
@@ -353,6 +363,7 @@ NAMED = {
         "adapted",
         dp=BOTH,
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "prior-em": _method(
         "clients.methods.prior_em:PriorEMClient",
@@ -363,6 +374,7 @@ NAMED = {
         dp=BOTH,
         tasks=(CLASSES,),
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "bbse": _method(
         "clients.methods.bbse:BBSEClient",
@@ -372,6 +384,7 @@ NAMED = {
         strategy="strategies.methods.bbse:BBSE",
         tasks=(CLASSES,),
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "auto": _method(
         "clients.methods.auto:AutoClient",
@@ -381,6 +394,7 @@ NAMED = {
         strategy="strategies.methods.auto:Auto",
         tasks=(CLASSES,),
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "memo": _method(
         "clients.methods.memo:MEMOClient",
@@ -391,6 +405,7 @@ NAMED = {
         relative_cost=2.9,
         tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME,),
+        trains_as="fedavg",
     ),
     "atp": _method(
         "clients.methods.atp:ATPClient",

@@ -358,6 +358,51 @@ def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> 
         typer.confirm(f"{lost_runs}. Go on?", abort=True)
 
 
+def share_trainings(work: "list[Job]") -> None:
+    """Let the unfinished runs of each folder that have the same training share it."""
+    from fedapps.trainings import training_folders
+
+    by_output: dict[Path, list[Job]] = {}
+    for job in work:
+        if not job.done:
+            by_output.setdefault(job.folder.parent, []).append(job)
+    for output, jobs in by_output.items():
+        folders = training_folders([job.config for job in jobs], output)
+        for job, folder in zip(jobs, folders, strict=True):
+            job.config["training-dir"] = folder
+
+
+def trainings_lines(work: "list[Job]") -> list[str]:
+    """Which of the unfinished runs share a training, and why others that could do not."""
+    from fedapps.methods import METHODS
+    from fedapps.trainings import why_apart
+
+    jobs = [job for job in work if not job.done]
+    methods_of: dict[str, dict[str, None]] = {}  # by the training's folder
+    apart: dict[str, dict[str, None]] = {}  # methods by the reason
+    alone = 0
+    for job in jobs:
+        folder = str(job.config["training-dir"])
+        if folder:
+            methods_of.setdefault(folder, {})[job.method] = None
+            continue
+        alone += 1
+        reason = why_apart(job.config)
+        if reason and METHODS[str(job.config["method"])].trains_as:
+            apart.setdefault(reason, {})[job.method] = None
+    lines = []
+    if methods_of:
+        noun = "methods" if len({job.seed for job in jobs}) == 1 else "runs"
+        trainings = len(methods_of) + alone
+        counted = "1 training" if trainings == 1 else f"{trainings} trainings"
+        groups = dict.fromkeys(f"{', '.join(methods)} share one" for methods in methods_of.values())
+        lines.append(f"{len(jobs)} {noun}, {counted}: {'; '.join(groups)}")
+    for reason, methods in apart.items():
+        if len(methods) > 1:
+            lines.append(f"{', '.join(methods)} train apart: {reason}")
+    return lines
+
+
 FEDERATION = ("dataset", "partition", "num-clients", "train-fraction", "rounds", "local-steps",
               "batch-size", "lr", "model", "evaluate-every")  # fmt: skip
 

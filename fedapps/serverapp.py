@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from fedapps.settings.config import (
     settings,
 )
 from fedapps.settings.unread import check_companions, check_read
+from fedapps.trainings import forget, kept_rounds, training_folders
 from partitions.federations import novel_shots
 from strategies.core.aggregation import is_plain
 from strategies.core.latency import Latency
@@ -74,16 +75,28 @@ def main(grid: Grid, context: Context) -> None:
     if len(methods) == 1:
         run(grid, config, engine, report=True)
         return
-    errors = {}
+    configs: list[Config] = []
     for method in methods:
         changes: Config = {"method": method}
         if config["output-dir"]:
             changes["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
+        configs.append(config | changes)
+    # `fedapps run` has said which runs share a training, and removes what they keep.
+    shares_here = bool(config["output-dir"] and not config["training-dir"])
+    if shares_here:
+        folders = training_folders(configs, Path(str(config["output-dir"])))
+        if not config["resume"]:
+            forget(folders)
+        configs = [c | {"training-dir": f} for c, f in zip(configs, folders, strict=True)]
+    errors = {}
+    for method, method_config in zip(methods, configs, strict=True):
         try:
-            run(grid, config | changes, engine, report=True)
+            run(grid, method_config, engine, report=True)
         except Exception as error:
             log(ERROR, "method %s failed", method, exc_info=error)
             errors[method] = error_line(error)
+    if shares_here and not errors:
+        forget(str(method_config["training-dir"]) for method_config in configs)
     if errors:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
@@ -102,9 +115,12 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
     output = Path(str(config["output-dir"])) if config["output-dir"] else None
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-    with locked(output) if output is not None else nullcontext():
+    with ExitStack() as opened:
+        if output is not None:
+            opened.enter_context(locked(output))
         former_state, client_states, checkpoint = _former_run(config)
         _prepare_privacy(config, privacy, output, checkpoint)
+        kept = opened.enter_context(kept_rounds(config))
         callbacks = make_callbacks(config)
         recorder = Recorder(config, engine, output, checkpoint)
         callbacks.on_failure = recorder.record_failure
@@ -114,9 +130,12 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
         def on_round(metrics: dict[str, Any]) -> None:
             # The round is on record if a callback ends the run, and the checkpoint holds what
             # the callbacks have counted in this round.
+            if kept is not None:
+                recorder.training_elsewhere = kept.seconds
             recorder.record(metrics, strategy)
             callbacks.round_ends(metrics, strategy)
-            recorder.write_checkpoint_if_due(strategy, {"callbacks": callbacks.state()})
+            if strategy.now.has_state:
+                recorder.write_checkpoint_if_due(strategy, {"callbacks": callbacks.state()})
 
         strategy, shared = strategy_of_run(
             config,
@@ -126,6 +145,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
             client_states=client_states,
             privacy=privacy,
             latency=latency,
+            kept_rounds=kept,
         )
         recorder.strategy = strategy
         with callbacks.run(config, lambda: recorder.summary), recorder:
@@ -240,7 +260,7 @@ def check_run(config: Config, engine: str = "in-process") -> Privacy | None:
     if config["novel-rounds"] and "novel_rounds" not in accepted(METHODS[method].strategy):
         able = ", ".join(n for n, m in METHODS.items() if "novel_rounds" in accepted(m.strategy))
         raise ValueError(f"{method} has no novel-rounds; able: {able}")
-    for key in ("output-dir", "from-dir"):
+    for key in ("output-dir", "from-dir", "training-dir"):
         folder = str(config[key])
         if folder and not Path(folder).is_absolute():
             raise ValueError(f"{key} is {folder!r}; it must be an absolute path")

@@ -61,7 +61,7 @@ NO_NOVEL_CLIENTS: Config = {
     "report-generalization-bound": False,
 }
 RANGE = {"low", "high", "log"}
-UNSAVED = ("method", "output-dir")  # settings that best.toml lacks
+UNSAVED = ("method", "output-dir", "training-dir")  # settings that best.toml lacks
 
 Search = dict[str, Any]  # by key a list of choices, or a range {low, high} or {low, high, log}
 

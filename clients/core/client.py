@@ -165,22 +165,29 @@ class Client(Streaming, Configured, NumPyClient):
         "(0, 1024]",
     )
     novel_batch = setting(
-        0, "batch size of a novel client's adaptation and prediction; 0: all inputs", COUNT
+        0,
+        "batch size of a novel client's adaptation and prediction; 0: all inputs",
+        COUNT,
+        evaluation=True,
     )
     novel_stream = setting(
-        False, "adapt online: continue from the previous batch instead of resetting"
+        False,
+        "adapt online: continue from the previous batch instead of resetting",
+        evaluation=True,
     )
     novel_steps = setting(
         20,
         "mini-batches on which a novel client trains with its novel-shots",
         COUNT,
         beside="novel-shots!=0",
+        evaluation=True,
     )
     novel_lr = setting(
         0.1,
         "learning rate of a novel client, without decay; 0: the learning rate of training clients",
         RATE,
         beside="novel-shots!=0",
+        evaluation=True,
     )
     seed = SEED
     device = setting("auto", "auto: cuda if available, else cpu", ("auto", "cpu", "cuda"))

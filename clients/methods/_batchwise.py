@@ -32,7 +32,9 @@ class BatchwiseClient(Client):
 
     batchwise = True
 
-    test_batch_size = setting(20, "batch size of adaptation and prediction; 0: all inputs", COUNT)
+    test_batch_size = setting(
+        20, "batch size of adaptation and prediction; 0: all inputs", COUNT, evaluation=True
+    )
 
     def changes(self, x: Tensor) -> Changes:
         """The tensors that adaptation to x, the next batch of the stream, changes."""
@@ -81,7 +83,9 @@ class HoldingOut(Client):
     These are evenly spaced among the training samples. A network from another run may have been
     trained on them. With too few samples or `held_out` = 0, `held` are the training samples."""
 
-    held_out = setting(0.2, "share of the training samples held out from local training", "[0, 1)")
+    held_out = setting(
+        0.2, "share of the training samples held out from local training", "[0, 1)", neutral=0.0
+    )
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

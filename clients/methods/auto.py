@@ -86,7 +86,10 @@ NONE = "none"
 KEPT = "Kept the global model"
 NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
 CANDIDATES = setting(
-    "bbse,bn16", "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64", listed=True
+    "bbse,bn16",
+    "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64",
+    listed=True,
+    evaluation=True,
 )
 
 
@@ -99,9 +102,12 @@ class AutoClient(HoldingOut):
     saves_state_after = ("query.misfit", "query.guard")
 
     candidates = CANDIDATES
-    plays = setting(5, "newcomers that each training client plays", "[1, 100]")
+    plays = setting(5, "newcomers that each training client plays", "[1, 100]", evaluation=True)
     changes = setting(
-        EVERY, "changes of inputs that played newcomers may have, as their kind allows", listed=True
+        EVERY,
+        "changes of inputs that played newcomers may have, as their kind allows",
+        listed=True,
+        evaluation=True,
     )
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -32,9 +32,12 @@ class BBSEClient(LabelShiftClient, HoldingOut):
     exchanges = ("query.confusion",)
 
     predictions = setting(
-        "hard", "count predicted classes, or sum their probabilities", ("hard", "soft")
+        "hard",
+        "count predicted classes, or sum their probabilities",
+        ("hard", "soft"),
+        evaluation=True,
     )
-    mixing = setting(0.001, "ε, weight of the uniform distribution in q", "(0, 1]")
+    mixing = setting(0.001, "ε, weight of the uniform distribution in q", "(0, 1]", evaluation=True)
 
     def log_q(self, z: Tensor) -> Tensor:
         """log((1 − ε) Π(K⁺ m) + ε / C)."""

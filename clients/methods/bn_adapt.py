@@ -28,7 +28,10 @@ class BNAdaptClient(BatchwiseClient):
     The network must have such layers. With `prior_samples` = 0, only batch statistics are used."""
 
     prior_samples = setting(
-        16.0, "N, weight of the training statistics in numbers of samples", NONNEGATIVE
+        16.0,
+        "N, weight of the training statistics in numbers of samples",
+        NONNEGATIVE,
+        evaluation=True,
     )
 
     supports_streaming = True

@@ -115,11 +115,19 @@ class MEMOClient(Client):
 
     views_round = -1  # of `views_seed`
 
-    views = setting(16, "augmented views of an input", POSITIVE_INT)
-    adapt_lr = setting(0.005, "η, learning rate of the step on an input's views", RATE)
-    adapt_steps = setting(1, "adaptation steps for an input, each on new views", COUNT)
-    crop_share = setting(0.125, "largest shift of a view, as a share of the side", "[0, 0.5]")
-    flips = setting(False, "mirror views at random; unsuitable for digits and letters")
+    views = setting(16, "augmented views of an input", POSITIVE_INT, evaluation=True)
+    adapt_lr = setting(
+        0.005, "η, learning rate of the step on an input's views", RATE, evaluation=True
+    )
+    adapt_steps = setting(
+        1, "adaptation steps for an input, each on new views", COUNT, evaluation=True
+    )
+    crop_share = setting(
+        0.125, "largest shift of a view, as a share of the side", "[0, 0.5]", evaluation=True
+    )
+    flips = setting(
+        False, "mirror views at random; unsuitable for digits and letters", evaluation=True
+    )
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:

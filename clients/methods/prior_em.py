@@ -25,7 +25,10 @@ from fedapps.common.tasks import CLASSES
 
 SOURCE = "source"  # group of arrays: the server's statistics of the training clients' labels
 SOURCE_PRIOR = setting(
-    "uniform", "π, the training clients' label distribution", ("uniform", "training")
+    "uniform",
+    "π, the training clients' label distribution",
+    ("uniform", "training"),
+    evaluation=True,
 )
 
 
@@ -104,7 +107,7 @@ class PriorEMClient(LabelShiftClient):
 
     In a stream, which is ours, q is the mean of the batches' q, weighted by their inputs."""
 
-    em_steps = setting(2, "EM steps", COUNT)
+    em_steps = setting(2, "EM steps", COUNT, evaluation=True)
 
     def log_q(self, z: Tensor) -> Tensor:
         """log q (C,) after the steps; in a stream the mean over its batches."""

@@ -19,7 +19,9 @@ class SHOTClient(TENTClient):
     head_by_name = True
     separately_trained = ("head.",)
 
-    diversity = setting(1.0, "weight of the entropy of the mean prediction", NONNEGATIVE)
+    diversity = setting(
+        1.0, "weight of the entropy of the mean prediction", NONNEGATIVE, evaluation=True
+    )
 
     def objective(self, logits: Tensor) -> Tensor:
         """H(Y|X) − `diversity` · H(Y) of logits (n, C)."""

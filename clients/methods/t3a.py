@@ -32,9 +32,11 @@ class T3AClient(Client):
     # Without a limit the stream would grow.
     supports_streaming = property(lambda self: self.supports > 0)
 
-    supports = setting(20, "M, features kept for each class; 0: all", COUNT)
+    supports = setting(20, "M, features kept for each class; 0: all", COUNT, evaluation=True)
     unit_templates = setting(
-        True, "scale the class templates to unit length, as the authors' code does"
+        True,
+        "scale the class templates to unit length, as the authors' code does",
+        evaluation=True,
     )
 
     def __init__(self, *args: Any, **settings: Any) -> None:

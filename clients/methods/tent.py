@@ -34,13 +34,23 @@ class TENTClient(Client):
     tasks = CLASS_PROBABILITIES
     supports_streaming = True
 
-    adapt_steps = setting(10, "SGD steps on the entropy when scored, at the local lr", COUNT)
-    parameters = setting(
-        "auto", "auto: affine parameters of normalisation layers, if any; or all", ("auto", "all")
+    adapt_steps = setting(
+        10, "SGD steps on the entropy when scored, at the local lr", COUNT, evaluation=True
     )
-    bits = setting(False, "measure entropy in bits, which makes steps longer by 1 / ln 2")
+    parameters = setting(
+        "auto",
+        "auto: affine parameters of normalisation layers, if any; or all",
+        ("auto", "all"),
+        evaluation=True,
+    )
+    bits = setting(
+        False, "measure entropy in bits, which makes steps longer by 1 / ln 2", evaluation=True
+    )
     adapt_clip_norm = setting(
-        0.0, "clip the gradient of an adaptation step to this norm; 0: off", NONNEGATIVE
+        0.0,
+        "clip the gradient of an adaptation step to this norm; 0: off",
+        NONNEGATIVE,
+        evaluation=True,
     )
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -20,7 +20,9 @@ from fedapps.planning import (
     prepare,
     read_request,
     say_stopped,
+    share_trainings,
     size_lines,
+    trainings_lines,
 )
 from fedapps.settings.experiments import parts
 
@@ -67,13 +69,15 @@ def run(
                 planned.append((plan(part, place, from_, bound, fresh), place, part.source))
             for work, place, _ in planned:
                 keep_or_discard(work, place, fresh, yes or dry_run)
+        for work, _, _ in planned:
+            share_trainings(work)
     failed = False
     for work, place, source in planned:
         with refusals():
             say(console, federation_line(work))
             if about_data := data_line(work):
                 say(console, about_data)
-            for line in size_lines(work):
+            for line in [*size_lines(work), *trainings_lines(work)]:
                 say(console, line)
             used, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
             if dry_run:

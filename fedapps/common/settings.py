@@ -38,7 +38,8 @@ WHOLE = "[0, 9223372036854775807]"
 
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
-BESIDE = "x-beside"  # keyword of our own in JSON Schema
+BESIDE = "x-beside"  # keywords of our own in JSON Schema
+EVALUATION = "x-evaluation"
 LIST = "comma-separated"  # format, in JSON Schema, of a text that is a list
 LONGEST = 4096  # characters of a text
 FORMER_KEYS = {  # understood for one release
@@ -92,7 +93,10 @@ class Setting:
     The default decides the type. The text of a `listed` one is a list, separated by commas.
     `beside` says where this one is read, by the value of another one: "variant=exact", or
     "robust!=none". The default is that of a run's configuration; an object that is constructed
-    without the setting has the value `by_hand`, if there is one."""
+    without the setting has the value `by_hand`, if there is one.
+
+    An `evaluation` setting decides evaluations alone: whatever its value is, the same arrays are
+    trained. With the value `neutral`, training is that of a class without the setting."""
 
     default: Value
     meaning: str
@@ -100,6 +104,8 @@ class Setting:
     listed: bool = False
     beside: str = ""
     by_hand: Value | None = None
+    evaluation: bool = False
+    neutral: Value | None = None
 
     def __get__(self, instance: object, owner: type | None = None) -> Value:
         """The default, where an object has no value of its own."""
@@ -153,6 +159,8 @@ class Setting:
         schema = {"description": self.meaning, "default": self.default, "anyOf": either}
         if self.beside:
             schema[BESIDE] = self.beside
+        if self.evaluation:
+            schema[EVALUATION] = True
         return schema
 
     @classmethod
@@ -168,7 +176,14 @@ class Setting:
             values = f"{left}{low}, {high}{right}"
         listed = value.get("format") == LIST
         beside = schema.get(BESIDE, "")
-        return cls(schema["default"], schema["description"], values, listed, beside)
+        return cls(
+            schema["default"],
+            schema["description"],
+            values,
+            listed,
+            beside,
+            evaluation=schema.get(EVALUATION, False),
+        )
 
 
 def setting(
@@ -179,13 +194,16 @@ def setting(
     listed: bool = False,
     beside: str = "",
     by_hand: T | None = None,
+    evaluation: bool = False,
+    neutral: T | None = None,
 ) -> T:
     """Declare a setting in a class's body, see `Setting`. Raises ValueError if a default lies
     outside of its own range."""
-    declared = Setting(default, meaning, values, listed, beside, by_hand)
+    declared = Setting(default, meaning, values, listed, beside, by_hand, evaluation, neutral)
     declared.checked(meaning, default)
-    if by_hand is not None:
-        declared.checked(meaning, by_hand)
+    for value in (by_hand, neutral):
+        if value is not None:
+            declared.checked(meaning, value)
     return declared  # type: ignore[return-value]  # on the class it reads as its default
 
 

@@ -23,7 +23,7 @@ from fedapps.common.errors import error_line, printable
 from fedapps.common.new_files import append_to
 from fedapps.common.proxies import without_proxy
 from fedapps.common.resources import num_cpus
-from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job
+from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job, may_start
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import declare, stage
 from fedapps.files import write_text
@@ -275,8 +275,11 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
         running: dict[int, list[Job]] = {}
         polled, failed_polls = time.monotonic(), 0
         while waiting or running:
-            if waiting and len(running) < parallel:
-                group = waiting.pop(0)
+            # The jobs of a group have one `training-dir`.
+            ready = [group for group in waiting if may_start(group[0], jobs)]
+            if ready and len(running) < parallel:
+                group = ready[0]
+                waiting.remove(group)
                 try:
                     running[_submit(link, group, gpus)] = group
                 except RuntimeError as error:

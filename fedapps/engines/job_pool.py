@@ -101,6 +101,16 @@ def _report(line: str) -> dict[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
+def may_start(job: Job, jobs: Sequence[Job]) -> bool:
+    """Whether the job may start: it waits for the first of the `jobs` that share its training,
+    which trains for it."""
+    folder = job.config["training-dir"]
+    if not folder:
+        return True
+    first = next(other for other in jobs if other.config["training-dir"] == folder)
+    return job is first or first.done
+
+
 Follow = Callable[[list[Job]], None]  # called with the jobs a few times a second
 
 

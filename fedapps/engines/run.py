@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fedapps.common.errors import error_line
@@ -19,6 +19,7 @@ from fedapps.engines.worker_processes import run_as_processes
 from fedapps.files import ERRORS, locked, write_configuration
 from fedapps.saved import CHECKPOINTS
 from fedapps.settings.config import Config
+from fedapps.trainings import forget
 
 
 @one_thread()
@@ -40,6 +41,23 @@ def run_jobs(
     error is raised. Raises ValueError as `check_engine`,
     RuntimeError if the engine does not start, OSError if another process uses a run's folder."""
     check_engine(engine, jobs, parallel)
+    forget(str(job.config["training-dir"]) for job in jobs if not job.config["resume"])
+    try:
+        _run_jobs(jobs, engine, apps, parallel, gpus_per_client, ray_address, debug, follow)
+    finally:
+        _forget_trainings(jobs)
+
+
+def _run_jobs(
+    jobs: list[Job],
+    engine: str,
+    apps: Apps,
+    parallel: int,
+    gpus_per_client: float,
+    ray_address: str,
+    debug: bool,
+    follow: Follow,
+) -> None:
     finished = [job for job in jobs if job.done]
     jobs = [job for job in jobs if not job.done]
     follow(finished)
@@ -125,6 +143,14 @@ def _end_at_once(paused: threading.Event, code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _forget_trainings(jobs: Sequence[Job]) -> None:
+    """Remove the kept rounds of each training whose runs have all finished; a run that did not will
+    take them when it resumes."""
+    needed = {job.config["training-dir"] for job in jobs if job.error or not job.done}
+    folders = {job.config["training-dir"] for job in jobs}
+    forget(str(folder) for folder in folders - needed)
 
 
 def _prepare(job: Job) -> None:

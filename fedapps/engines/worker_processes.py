@@ -15,7 +15,7 @@ from typing import Any
 from fedapps.common.errors import error_line
 from fedapps.common.threads import use_one_thread
 from fedapps.engines.in_process_grid import run_in_process
-from fedapps.engines.job_pool import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job
+from fedapps.engines.job_pool import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, may_start
 from fedapps.methods import METHODS
 
 
@@ -26,8 +26,13 @@ def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow)
     running: dict[Any, tuple[Job, Any]] = {}  # job and process by the pipe that returns the error
     try:
         while waiting or running:
-            while waiting and len(running) < parallel:
-                job, (pipe, process) = waiting.pop(0), idle.pop() if idle else _start_worker()
+            while len(running) < parallel:
+                ready_jobs = [job for job in waiting if may_start(job, jobs)]
+                if not ready_jobs:
+                    break
+                job = ready_jobs[0]
+                waiting.remove(job)
+                pipe, process = idle.pop() if idle else _start_worker()
                 with suppress(BrokenPipeError):  # the process has died; `recv` will notice
                     pipe.send((apps, job.config))
                 running[pipe] = (job, process)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DEFINING = ("dataset", "partition")  # a run that differs in these does not belong to the paper
 IGNORED = {
     "output-dir",
+    "training-dir",
     "seed",
     "evaluate-every",
     "device",

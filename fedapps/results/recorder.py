@@ -80,6 +80,8 @@ class Recorder:
         self._model_changed = False  # the folder's model is not `_model`
         self._digests: dict[str, str] = {}  # of the files with arrays in the folder, by name
         self._started = time.monotonic()
+        # Seconds in which another run trained the rounds that this one has taken from it.
+        self.training_elsewhere = 0.0
         if former is not None:
             self._restore(former["recorder"])
         if folder is not None:
@@ -174,7 +176,7 @@ class Recorder:
             "best": self._best,
             "model": self._model,
             "memories": self._client_states,
-            "seconds": time.monotonic() - self._started,
+            "seconds": self._seconds,
         }
         state = {"clients": client_states, "strategy": strategy_state, **more}
         state["recorder"] = recorder
@@ -368,7 +370,7 @@ class Recorder:
         last = self.rounds[-1]
         private = "seconds" not in last
         totals: dict[str, Any] = {"megabytes_per_client_round": self._mean_megabytes()}
-        totals["seconds"] = None if private else time.monotonic() - self._started
+        totals["seconds"] = None if private else self._seconds
         privacy = _privacy(last)
         if privacy:
             totals["privacy"] = privacy
@@ -394,6 +396,11 @@ class Recorder:
         if totals["late_used"]:
             totals["late_age"] = ages / totals["late_used"]
         return totals
+
+    @property
+    def _seconds(self) -> float:
+        """The run's time so far, with the training of rounds that it has taken from another run."""
+        return time.monotonic() - self._started + self.training_elsewhere
 
     def _mean_megabytes(self) -> dict[str, float | None]:
         """Traffic of a client in a round, the mean over rounds; None if it is secret."""

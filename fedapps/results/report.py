@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NAME = "report.html"
-ELSEWHERE = {"method", "seed", "output-dir", "versions"}  # settings that other parts show
+ELSEWHERE = {
+    "method",
+    "seed",
+    "output-dir",
+    "training-dir",
+    "versions",
+}  # settings that other parts show
 LIMIT = 2_000_000  # bytes of the page
 
 

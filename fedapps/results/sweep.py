@@ -73,7 +73,11 @@ def begun_jobs(folder: Path) -> list[Job]:
         raise ValueError(f"{folder} holds no run that could go on: no config.toml in it")
     jobs = []
     for run in runs:
-        config = run_configuration(run) | {"output-dir": str(run), "resume": True}
+        config = run_configuration(run) | {
+            "output-dir": str(run),
+            "training-dir": "",  # the folder may have moved
+            "resume": True,
+        }
         method = str(Variant.of_folder(run, str(config["method"])))
         jobs.append(Job(method, int(config["seed"]), config, run, done=finished(run) is not None))
     return jobs

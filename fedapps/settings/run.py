@@ -50,6 +50,7 @@ class RunSettings(Configured):
         "",
         'further scores, your own functions of outputs and labels, as "my_lab.metrics:auroc"',
         listed=True,
+        evaluation=True,
     )
     inputs = setting(
         "auto",
@@ -86,6 +87,7 @@ class RunSettings(Configured):
         0,
         "labeled samples per class from which a novel client learns; the others evaluate it",
         COUNT,
+        evaluation=True,
     )
     early_stopping = setting(
         0,
@@ -97,6 +99,9 @@ class RunSettings(Configured):
     )
     output_dir = setting("", "absolute path of the folder for results; empty: write nothing")
     from_dir = setting("", "absolute path of a finished run; start from its model")
+    training_dir = setting(
+        "", "absolute path of the folder through which runs with the same training share it"
+    )
     checkpoint_every = setting(10, "rounds between checkpoints in output-dir; 0: none", ROUNDS)
     resume = setting(False, "resume from the newest complete checkpoint in output-dir")
     round_timeout = setting(

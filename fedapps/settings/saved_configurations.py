@@ -47,11 +47,13 @@ def run_configuration(run: Path) -> Config:
 
 def saved_configuration(run: Path) -> Config:
     """What a finished run was configured with, its folders apart."""
-    return run_configuration(run) | {"output-dir": "", "from-dir": ""}
+    return run_configuration(run) | {"output-dir": "", "from-dir": "", "training-dir": ""}
 
 
 # Where and how a run is carried out; these settings do not change what it computes.
-CIRCUMSTANCES = ("output-dir", "resume", "checkpoint-every", "round-timeout", "start-timeout")
+CIRCUMSTANCES = (
+    "output-dir", "training-dir", "resume", "checkpoint-every", "round-timeout", "start-timeout",
+)  # fmt: skip
 
 
 def differences(there: Mapping[str, Value], here: Mapping[str, Value]) -> str:

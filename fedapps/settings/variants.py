@@ -10,14 +10,21 @@ from typing import Any
 from fedapps.common.external_code import Value, is_reference
 from fedapps.common.settings import present_key
 from fedapps.methods import METHODS
-from fedapps.settings.config import Config, is_method, override, parse_override, section_of
+from fedapps.settings.config import (
+    Config,
+    declared,
+    is_method,
+    override,
+    parse_override,
+    section_of,
+)
 
-# Only evaluations depend on these settings.
-EVALUATIONS = (
-    "novel-shots", "novel-steps", "novel-lr", "novel-batch", "novel-stream", "partition.test-shift",
-)  # fmt: skip
 # Settings of the app that the commands set, each with what to use instead.
-OF_THE_APP = {"output-dir": "--output", "resume": "--resume or --fresh"} | dict.fromkeys(
+OF_THE_APP = {
+    "output-dir": "--output",
+    "resume": "--resume or --fresh",
+    "training-dir": "several methods in one command",
+} | dict.fromkeys(
     ("serve-dir", "serve-every", "serve-again", "serve-round", "serving"), "fedapps serve"
 )
 NOT_IN_FOLDER_NAMES = frozenset(" ,/=")
@@ -75,10 +82,10 @@ class Variant:
 
     def former(self, folder: Path, seed: Value) -> str:
         """Name of the run in `folder` that it starts from, the first of these that exists: its own
-        run, the run that differs in `EVALUATIONS` alone, FedAvg's on the same data, FedAvg's.
+        run, the run that differs in evaluations alone, FedAvg's on the same data, FedAvg's.
 
         Evaluations do not change what was trained. If none exists: the second name."""
-        words = tuple(word for word in self.words if _key_of(word) not in EVALUATIONS)
+        words = tuple(word for word in self.words if not self._is_of_evaluations(word))
         data_words = tuple(word for word in words if is_of_data(_key_of(word)))
         candidates = [
             self,
@@ -91,6 +98,13 @@ class Variant:
             if (folder / name).is_dir():
                 return name
         return names[1]
+
+    def _is_of_evaluations(self, word: str) -> bool:
+        """Whether evaluations alone depend on the setting in `word`."""
+        key = _key_of(word)
+        known = declared()
+        keys = [f"{name}.{key}" for name in lineage(self.method)]
+        return any(known[name].evaluation for name in [*keys, key] if name in known)
 
     def apply(self, config: Mapping[str, Value]) -> Config:
         """`config` for this variant. A key is the method's where it has one of that name, a common

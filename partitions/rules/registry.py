@@ -332,6 +332,7 @@ class Options(Configured):
         "none",
         "distribution shift applied to training clients' test sets (FedTHE)",
         ("none", "corruption", "out-of-client", "natural", "mixture"),
+        evaluation=True,
     )
     labeled_clients = setting(
         1.0, "fraction of the training clients that have labels, drawn by the seed", "(0, 1]"

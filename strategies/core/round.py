@@ -53,6 +53,7 @@ class Round:
     personalization_cost: PersonalizationCost = field(default_factory=PersonalizationCost)
     started: float = field(default_factory=time.monotonic)
     training: bool = False  # from the sampling to the aggregation
+    has_state: bool = True  # False: the strategy's state is that of an earlier round
     evaluated: bool = False  # whether this round evaluates, even if no client is asked
     phase_started: float = field(default_factory=time.monotonic)
     phases: dict[str, float] = field(default_factory=dict)  # seconds

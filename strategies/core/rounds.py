@@ -65,6 +65,7 @@ class PersonalizedStrategy(StrategyBase):
     - `on_failure`: called with a text for each new cause of a dropped reply.
     - `privacy`: protects updates before they are aggregated.
     - `latency`: the seconds of simulated clients, for a clock without waiting.
+    - `kept_rounds`: rounds of a training that the run shares with others.
     - `column_encoder`: asks training clients once for sums over their columns, by which all clients
       scale and encode their inputs.
     - `former`: the `state` of an earlier run, or just its "arrays". The run continues after the
@@ -154,10 +155,7 @@ class PersonalizedStrategy(StrategyBase):
         try:
             for number in range(done + 1, num_rounds + 1):
                 log(INFO, "[ROUND %s/%s]", number, num_rounds)
-                replies = self._train(self.configure_train(number, arrays, training, self.grid))
-                aggregated, metrics = self.aggregate_train(number, replies)
-                if aggregated is not None:
-                    arrays = aggregated
+                arrays, metrics = self._train_or_take(number, arrays, training)
                 if metrics is not None:
                     result.train_metrics_clientapp[number] = metrics
                 self._evaluate(number, arrays, evaluation, result)
@@ -174,6 +172,29 @@ class PersonalizedStrategy(StrategyBase):
         self._stop_on_undone()
         result.arrays = to_record(self.arrays)
         return result
+
+    def _train_or_take(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        """Train a round, unless `kept_rounds` has it. Returns the arrays and the metrics."""
+        kept = self.kept_rounds
+        if kept is not None:
+            if not self.nodes:  # the run begins
+                self.present()
+                self.check_training_clients(len(self.training_nodes()))
+            metrics = kept.take(self, number)
+            if metrics is not None:
+                if self.now.has_state:
+                    arrays = to_record(self.arrays)
+                    self.messenger.record = arrays
+                return arrays, metrics
+        replies = self._train(self.configure_train(number, arrays, config, self.grid))
+        aggregated, metrics = self.aggregate_train(number, replies)
+        if aggregated is not None:
+            arrays = aggregated
+        if kept is not None:
+            kept.keep(self, metrics)
+        return arrays, metrics
 
     def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
         """Load the `former` state without any round, to serve the nodes of the grid.

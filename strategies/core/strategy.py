@@ -24,6 +24,7 @@ from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
 from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.construction import Construction, Rebuilding
+from strategies.core.kept_rounds import KeptRounds
 from strategies.core.late_replies import LateReplies, rebased
 from strategies.core.latency import Latency
 from strategies.core.messages import Messenger
@@ -100,6 +101,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         "share of the training and of the novel clients that evaluations score, the same clients "
         "in every round; 0: none",
         "[0, 1]",
+        evaluation=True,
     )
     min_available_nodes = setting(
         0,
@@ -112,7 +114,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         "[1, 10000000]",
         by_hand=1,  # as Flower's strategies; inside a wrapper no round is known to be the last
     )
-    evaluate_novel = setting(True, "evaluate novel clients as well; tuning never does")
+    evaluate_novel = setting(
+        True, "evaluate novel clients as well; tuning never does", evaluation=True
+    )
     on_client_failure = setting(
         "skip", "skip the reply of a failing client, or stop the run", ("skip", "stop")
     )
@@ -151,19 +155,24 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         "clients",
         "average accuracy over clients (unweighted) or over samples",
         ("clients", "samples"),
+        evaluation=True,
     )
     selection_metric = setting(
         "auto",
         "training clients' validation score whose mean chooses the reported round: one of "
         f"{', '.join(SELECT)}, or of `scores`; auto: the task's main score",
+        evaluation=True,
     )
     selection_mean = setting(
         "trimmed",
         "mean of selection-metric: trimmed, without a tenth at each end; or plain",
         ("trimmed", "plain"),
+        evaluation=True,
     )
     report_generalization_bound = setting(
-        False, "report the terms of ODPFL-HN's generalization bound"
+        False,
+        "report the terms of ODPFL-HN's generalization bound",
+        evaluation=True,
     )
     lr_decay = setting(
         1.0, "multiply all learning rates by this, smoothly over lr-decay-rounds", "(0, 1]"
@@ -193,6 +202,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         only_model: str = "",
         privacy: Privacy | None = None,
         latency: Latency | None = None,
+        kept_rounds: KeptRounds | None = None,
         column_encoder: ColumnEncoder | None = None,
         saved_rounds: int = 0,
         min_train_nodes: int = 1,
@@ -220,6 +230,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             self.max_examples_ratio = self.max_examples_ratio or self.protected_examples_ratio
         self.privacy = privacy
         self.latency = latency
+        self.kept_rounds = kept_rounds
         self.column_encoder = column_encoder
         self.on_round = on_round
         self.on_failure = on_failure

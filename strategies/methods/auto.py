@@ -85,6 +85,7 @@ class Auto(FedAvg):
         "share of clients that a choice may harm by over a point; at least 1/(N + 1) with N "
         "training clients",
         "(0, 1)",
+        evaluation=True,
     )
 
     def __init__(self, **settings: Any) -> None:

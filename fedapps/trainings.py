@@ -1,0 +1,190 @@
+"""Runs with the same training share it: the first one trains, the others only evaluate.
+
+Methods such as TENT and T3A train as FedAvg (`Method.trains_as`). Their runs have one training if
+all other settings agree that decide training; those declared as `evaluation` do not. Each such run
+has the same ``training-dir``, ``.trainings/<digest>`` beside the runs' folders. There the run that
+trains keeps its rounds (`strategies.core.kept_rounds`), a file for each evaluated round, until all
+runs of the command have finished. Every run evaluates and writes its files as if it were alone."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from logging import WARNING
+from pathlib import Path
+
+from flwr.common.logger import log
+
+from fedapps.common.external_code import Value, is_reference
+from fedapps.common.new_files import make_folder, remove_folder
+from fedapps.files import locked, write_files, write_text
+from fedapps.methods import METHODS
+from fedapps.saved import read_json, read_state, state_bytes
+from fedapps.settings.config import Config, relevant, settings
+from fedapps.settings.declarations import of_class, of_partitions
+from fedapps.settings.run import RunSettings
+from fedapps.settings.saved_configurations import CIRCUMSTANCES
+from strategies.core.kept_rounds import Content, KeptRounds
+
+FOLDER = ".trainings"  # beside the folders of runs
+SETTINGS = "training.json"  # in the folder of a training: what decides it
+NOT_COMPARED = {*CIRCUMSTANCES, "method", "from-dir", "callbacks"}
+LOGGERS = ("tensorboard", "mlflow", "wandb")  # callbacks that only read
+
+
+def why_apart(config: Mapping[str, Value]) -> str:
+    """Why a run trains by itself although its method trains as another one; "" if it may share its
+    training, or if its method never does."""
+    values = settings(config, str(config["method"]))
+    callbacks = {name.strip() for name in str(config["callbacks"]).split(",")} - {"", *LOGGERS}
+    if config["early-stopping"]:
+        return "early-stopping ends each method's training by its own scores"
+    if callbacks:
+        return f"callbacks={min(callbacks)} may end or change each method's training"
+    if values["dp"] != "none":
+        return f"dp={values['dp']} draws noise for each run"
+    if values["latency"] != "none" or values["round_quorum"] < 1 or values["round_deadline"]:
+        return "rounds end before their last reply, and each run waits for its own messages"
+    if config["from-dir"]:
+        return "each run starts from a saved one"
+    return ""
+
+
+def training_of(config: Mapping[str, Value]) -> Config | None:
+    """The settings that decide what a run trains, by keys without the method's section; None for a
+    method that shares no training."""
+    method = str(config["method"])
+    entry = METHODS[method]
+    if not entry.trains_as or not config["rounds"] or why_apart(config):
+        return None
+    known = of_class(RunSettings) | of_partitions()
+    known |= of_class(entry.strategy) | of_class(entry.client)
+    training: Config = {"trains-as": entry.trains_as}
+    for key, value in relevant(config).items():
+        name = key.removeprefix(f"{method}.")
+        setting = known.get(name)
+        if name in NOT_COMPARED:
+            continue
+        if setting is not None and (setting.evaluation or value == setting.neutral):
+            continue
+        training[name] = value
+    if is_reference(str(training["model"])):
+        # The method decides how the arrays of a network from outside are named.
+        uses_head = entry.client.uses_head(settings(config, method))
+        training["uses-head"] = uses_head
+        training["head-by-name"] = uses_head and entry.client.head_by_name
+    return training
+
+
+def digest_of(training: Config) -> str:
+    """The name of a training's folder."""
+    text = json.dumps(training, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def training_folders(configs: Sequence[Mapping[str, Value]], output: Path) -> list[str]:
+    """The ``training-dir`` of each run whose folder lies in `output`: "" for a run that has its
+    training for itself, unless an earlier command has begun to share it."""
+    names = []
+    for config in configs:
+        training = training_of(config)
+        names.append(digest_of(training) if training is not None else "")
+    counts = Counter(names)
+    folders = []
+    for name in names:
+        folder = output / FOLDER / name
+        shared = name != "" and (counts[name] > 1 or folder.is_dir())
+        folders.append(str(folder) if shared else "")
+    return folders
+
+
+@contextmanager
+def kept_rounds(config: Mapping[str, Value]) -> Iterator[KeptRounds | None]:
+    """The rounds of the run's training, which it shares; None if it shares none.
+
+    Only one run at a time keeps rounds; another one takes what is there, and trains the rest for
+    itself. Raises ValueError if the folder has the rounds of another training."""
+    if not config["training-dir"]:
+        yield None
+        return
+    folder = Path(str(config["training-dir"]))
+    make_folder(folder.parent)
+    make_folder(folder)
+    with ExitStack() as stack:
+        keeps = True
+        try:
+            stack.enter_context(locked(folder))
+        except BlockingIOError:
+            keeps = False
+        _check(folder, config)
+        rounds = _Files(folder, keeps)
+        yield KeptRounds(rounds.read, rounds.write)
+
+
+def _check(folder: Path, config: Mapping[str, Value]) -> None:
+    """Write what decides the training to its folder. Raises ValueError if other settings are there,
+    or if the run shares no training."""
+    training = training_of(config)
+    if training is None:
+        reason = why_apart(config) or f"{config['method']} trains as no other method"
+        raise ValueError(f"training-dir is {folder}, but the run trains by itself: {reason}")
+    file = folder / SETTINGS
+    if not file.is_file():
+        with suppress(OSError):  # the rounds are not kept on a full disk either
+            write_text(file, json.dumps(training, indent=1))
+        return
+    there = read_json(file)
+    different = [key for key in {**there, **training} if there.get(key) != training.get(key)]
+    if different:
+        raise ValueError(
+            f"training-dir is {folder}, which holds the rounds of another training: "
+            f"{different[0]} is {there.get(different[0])!r} there and "
+            f"{training.get(different[0])!r} here; leave training-dir out"
+        )
+
+
+class _Files:
+    """The files of kept rounds in `folder`; without `keeps` they are only read."""
+
+    def __init__(self, folder: Path, keeps: bool) -> None:
+        self.folder = folder
+        self.keeps = keeps
+
+    def read(self, number: int) -> Content | None:
+        """What was kept after that round; None if nothing was, or if the file is damaged."""
+        file = self._file(number)
+        if not file.is_file():
+            return None
+        try:
+            return read_state(file)
+        except ValueError as error:
+            log(WARNING, "%s: %s; its rounds are trained again", file, error)
+            return None
+
+    def write(self, number: int, content: Content) -> None:
+        """Keep that round, as long as the disk takes it."""
+        if not self.keeps:
+            return
+        try:
+            write_files({self._file(number): state_bytes(content)})
+        except OSError as error:
+            self.keeps = False
+            log(
+                WARNING,
+                "round %s is not kept (%s); the other methods train the rounds from it on again",
+                number,
+                error,
+            )
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"round-{number:08d}.safetensors"
+
+
+def forget(folders: Iterable[str]) -> None:
+    """Remove the kept rounds in these folders."""
+    for folder in dict.fromkeys(folders):
+        if folder:
+            remove_folder(Path(folder))
+            with suppress(OSError):  # another training is kept there
+                Path(folder).parent.rmdir()

@@ -1,0 +1,268 @@
+"""Runs with the same training share it, and have the digits that they have alone."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_runs import SMALL
+
+from clients.core.arrays import from_record
+from fedapps.clientapp import app
+from fedapps.common.settings import Interval
+from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.engines.job_pool import may_start
+from fedapps.engines.run import run_jobs
+from fedapps.methods import METHODS
+from fedapps.planning import make_jobs, share_trainings, trainings_lines
+from fedapps.saved import read_state
+from fedapps.serverapp import APPS, run
+from fedapps.settings.config import override
+from fedapps.settings.declarations import common, of_method, of_partitions
+from fedapps.settings.variants import Variant
+from fedapps.trainings import FOLDER, training_of
+from strategies.core.rounds import PersonalizedStrategy
+
+SHARING = [name for name, entry in METHODS.items() if entry.trains_as and name != "fedavg"]
+# Spans of rounds 1–2, 3–4 and 5.
+FIVE = SMALL | {"rounds": 5, "evaluate-every": 2, "checkpoint-every": 2, "local-steps": 1}
+TEST_SAMPLES = {"partition.test-fraction": 0.2}  # without them test-shift is refused
+
+
+def another(key, setting):
+    """A value of the setting that is not its default."""
+    special = {
+        "auto.candidates": "bbse",
+        "auto.changes": "blur",
+        "auto.plays": 2,
+        "scores": "",  # code from outside
+        "selection-metric": "loss",
+        "partition.test-shift": "mixture",
+        "report-generalization-bound": False,  # another test's, and slow
+    }
+    if key in special:
+        return special[key]
+    if isinstance(setting.values, tuple):
+        return next(value for value in setting.values if value != setting.default)
+    if isinstance(setting.default, bool):
+        return not setting.default
+    ends = Interval.parse(setting.values)
+    kind = type(setting.default)
+    return next(
+        kind(value)
+        for value in (1, 0.5, 2)
+        if kind(value) in ends and kind(value) != setting.default
+    )
+
+
+def of_evaluations(method):
+    """Another value of every setting that is declared to decide evaluations alone."""
+    known = common() | of_partitions()
+    known |= {f"{method}.{key}": s for key, s in of_method(method, METHODS[method]).items()}
+    return {key: another(key, s) for key, s in known.items() if s.evaluation}
+
+
+def trained(config):
+    grid = InProcessGrid.simulation(app, config, config["num-clients"])
+    return from_record(run(grid, config).arrays)
+
+
+@pytest.fixture(scope="module")
+def fedavg():
+    config = SMALL | TEST_SAMPLES | {"model": "convnet-bn", "method": "fedavg"}
+    return config, trained(config)
+
+
+@pytest.mark.parametrize("method", SHARING)
+def test_a_method_trains_what_it_says_whatever_decides_evaluations(method, fedavg):
+    plain, arrays = fedavg
+    changes = of_evaluations(method) | {"method": method}
+    if method in ("bbse", "auto"):
+        changes[f"{method}.held-out"] = 0.0
+    config = override(plain, changes, all_methods=False)
+    assert training_of(config) == training_of(plain)
+    own = trained(config)
+    assert list(own) == list(arrays)
+    for name, array in arrays.items():
+        assert np.array_equal(own[name], array), name
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("fedavg", "tent adapt-steps=1", True),
+        ("tent novel-batch=5", "tent", True),
+        ("bbse", "auto alpha=0.9", True),  # both hold samples out
+        ("bbse", "prior-em", False),
+        ("bbse held-out=0.0", "prior-em", True),
+        ("bbse held-out=0.3", "bbse", False),
+        ("fedavg lr=0.1", "tent", False),
+        ("fedavg lr=0.1", "tent lr=0.1", True),
+        ("fedavg evaluate-every=3", "fedavg", False),
+        ("fedavg partition=iid", "fedavg", False),
+    ],
+)
+def test_which_settings_decide_a_training(one, other, same):
+    first, second = (training_of(Variant.parse(label).apply(SMALL)) for label in (one, other))
+    assert (first == second) == same
+    assert first is not None and second is not None
+
+
+def test_a_network_from_outside_may_have_other_names_where_a_method_has_a_head():
+    config = SMALL | {"model": "torchvision.models:resnet18"}
+    fedavg, tent, t3a, shot = (
+        training_of(config | {"method": method}) for method in ("fedavg", "tent", "t3a", "shot")
+    )
+    assert fedavg == tent
+    assert len({json.dumps(training) for training in (fedavg, t3a, shot)}) == 3
+
+
+def jobs_of(methods, folder, config=FIVE, seeds=(0,)):
+    jobs = make_jobs(config | {"resume": True}, methods, seeds, folder)
+    share_trainings(jobs)
+    return jobs
+
+
+def go(jobs):
+    run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
+
+
+def without_time(value):
+    """The value without seconds, and without digests, since safetensors' headers have no order."""
+    if isinstance(value, dict):
+        left_out = ("seconds", "phases", "files")
+        return {k: without_time(v) for k, v in value.items() if k not in left_out}
+    return [without_time(v) for v in value] if isinstance(value, list) else value
+
+
+def results(folder):
+    """Everything that a run has written, apart from times."""
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    files = {}
+    for file in folder.rglob("*.safetensors"):
+        content = read_state(file) if file.name.startswith("strategy") else file.read_bytes()
+        files[file.name] = repr(content)
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    return without_time([summary, [json.loads(line) for line in lines]]), files
+
+
+@pytest.fixture
+def rounds_trained(monkeypatch):
+    """The method and the round of each training."""
+    trained: list[tuple[str, int]] = []
+    real = PersonalizedStrategy.configure_train
+
+    def counted(strategy, number, *arguments):
+        trained.append((type(strategy).__name__, number))
+        return real(strategy, number, *arguments)
+
+    monkeypatch.setattr(PersonalizedStrategy, "configure_train", counted)
+    return trained
+
+
+METHODS_OF_TWO = ["fedavg", "tent", "bbse", "prior-em", "auto"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The folder with runs of the methods that each have trained by themselves."""
+    folder = tmp_path_factory.mktemp("alone")
+    go(make_jobs(FIVE, METHODS_OF_TWO, [0], folder))
+    return folder
+
+
+def test_methods_with_one_training_have_the_digits_that_they_have_alone(
+    alone, tmp_path, rounds_trained
+):
+    jobs = jobs_of(METHODS_OF_TWO, tmp_path)
+    assert trainings_lines(jobs) == [
+        "5 methods, 2 trainings: fedavg, tent, prior-em share one; bbse, auto share one"
+    ]
+    go(jobs)
+    assert rounds_trained == [(name, r) for name in ("FedAvg", "BBSE") for r in range(1, 6)]
+    for job in jobs:
+        assert not job.error
+        assert results(job.folder) == results(alone / job.name)
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_killed_training_is_continued_by_the_next_method_and_by_itself(
+    alone, tmp_path, rounds_trained, monkeypatch
+):
+    real = PersonalizedStrategy.aggregate_evaluate
+
+    def dies(strategy, number, replies):
+        if number == 4 and type(strategy).__name__ == "FedAvg":
+            raise OSError("killed")
+        return real(strategy, number, replies)
+
+    jobs = jobs_of(["fedavg", "prior-em"], tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(PersonalizedStrategy, "aggregate_evaluate", dies)
+        go(jobs)
+    assert [bool(job.error) for job in jobs] == [True, False]
+    # FedAvg has kept round 4, in whose evaluation it has died.
+    assert rounds_trained == [("FedAvg", r) for r in range(1, 5)] + [("PriorEM", 5)]
+    again = jobs_of(["fedavg"], tmp_path)
+    go(again)
+    assert len(rounds_trained) == 5  # it resumes after round 2, and takes the others
+    for job in jobs:
+        assert results(job.folder) == results(alone / job.name)
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_span_that_is_missing_or_damaged_is_trained_again(alone, tmp_path, rounds_trained):
+    first, second = jobs_of(["fedavg", "prior-em"], tmp_path)
+    kept = Path(str(first.config["training-dir"]))
+    carry_out(first)
+    (kept / "round-00000002.safetensors").write_bytes(b"damaged")
+    (kept / "round-00000004.safetensors").unlink()
+    del rounds_trained[:]
+    carry_out(second)
+    assert [number for _, number in rounds_trained] == [1, 2, 3, 4]
+    assert results(second.folder) == results(alone / second.name)
+
+
+def carry_out(job):
+    APPS.run(InProcessGrid.simulation(app, job.config, 6), job.config, "in-process")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"early-stopping": 2}, "early-stopping ends each method's training by its own scores"),
+        ({"dp": "local"}, "dp=local draws noise for each run"),
+        ({"latency": "lognormal", "round-quorum": 0.5}, "rounds end before their last reply"),
+        ({"callbacks": "my_lab.hooks:Slack"}, "callbacks=my_lab.hooks:Slack may end or change"),
+    ],
+)
+def test_methods_that_may_end_apart_train_apart(changes, reason, tmp_path):
+    jobs = jobs_of(["fedavg", "t3a"], tmp_path, FIVE | changes)
+    assert [job.config["training-dir"] for job in jobs] == ["", ""]
+    [line] = trainings_lines(jobs)
+    assert line.startswith(f"fedavg, t3a train apart: {reason}")
+
+
+def test_loggers_do_not_keep_methods_apart(tmp_path):
+    jobs = jobs_of(["fedavg", "t3a"], tmp_path, FIVE | {"callbacks": "tensorboard"})
+    assert jobs[0].config["training-dir"]
+
+
+def test_runs_wait_for_the_first_one_of_their_training_alone(tmp_path):
+    jobs = jobs_of(["fedavg", "tent", "fedprox"], tmp_path, seeds=(0, 1))
+    waiting = [job.name for job in jobs if not may_start(job, jobs)]
+    assert waiting == ["tent-seed0", "tent-seed1"]
+    jobs[0].done = True
+    assert [job.name for job in jobs if not may_start(job, jobs)] == ["tent-seed1"]
+    assert trainings_lines(jobs)[0].startswith("5 runs, 4 trainings: ")
+
+
+def test_rounds_of_another_training_are_refused(tmp_path):
+    first, second = jobs_of(["fedavg", "tent"], tmp_path)
+    carry_out(first)
+    second.config["lr"] = 0.1
+    with pytest.raises(ValueError, match=r"another training: lr is 0\.3 there and 0\.1 here"):
+        carry_out(second)
+    second.config["method"] = "fedprox"
+    with pytest.raises(ValueError, match="fedprox trains as no other method"):
+        carry_out(second)
