@@ -102,7 +102,8 @@ def run(
     say(console, federation_line(work))
     for line in trainings_lines(work):
         say(console, line)
-    engine, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
+    ray = bool(ray_address or gpus_per_client)
+    engine, parallel = choose(console, work, engine, jobs, {}, ray=ray)
     prepare(console, work, output, asked.source)
     try:
         with sigterm_raises(), _quiet_flower(), Display(work, console, parallel) as display:

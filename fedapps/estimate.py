@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import psutil
 from flwr.app import Context, RecordDict
@@ -17,13 +18,19 @@ from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import simulated_node
 from fedapps.engines.job_pool import Job
 from fedapps.methods import METHODS
-from fedapps.results.checkpoint import newest_checkpoint
+from fedapps.results.checkpoint import newest_checkpoint, saved_round
 from fedapps.results.formats import TextTable
 from fedapps.settings.config import Config, effective
 
-Cost = tuple[float, float]  # seconds, bytes
 # Settings that do not change what a client's work costs.
-WITHOUT_COST = ("seed", "output-dir", "training-dir", "from-dir", "resume", "rounds", "method")
+WITHOUT_COST = (
+    "seed", "output-dir", "training-dir", "from-dir", "resume", "rounds", "method", "lr",
+)  # fmt: skip
+MEASURE_SECONDS = 1.0  # a turn that takes this long is not repeated
+MAX_TRIES = 3  # the first time, torch loads what it needs
+# Seconds of a FedAvg client's training and of its evaluation, bytes of its model; by the settings
+# that change them.
+Measured = dict[str, tuple[float, float, int]]
 HOW = (
     "time: local training and evaluation of one FedAvg client, measured now on this machine, × "
     "clients × rounds × the method's usual time relative to FedAvg; memory: this process and "
@@ -31,25 +38,31 @@ HOW = (
 )
 
 
-def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
+class Cost(NamedTuple):
+    """What a run costs on one core."""
+
+    seconds: float
+    memory: float  # bytes of its process
+    turns: int  # of clients that train or are evaluated
+    clients: int  # that train in a round
+
+
+def estimate(jobs: Sequence[Job], engine: str, parallel: int, measured: Measured) -> TextTable:
     """A row for each run with its state, time on one core and memory; one for all runs on the
-    engine, `parallel` at a time."""
+    engine, `parallel` at a time. `measured` as in `cost`."""
     processes = parallel if engine == "in-process" else max(parallel, num_cpus())
-    measured: dict[str, tuple[float, float, int]] = {}
-    first_of: dict[str, str] = {}  # by folder of a training the run that trains for others
+    trainers = trained_by(jobs)
     rows: list[list[str]] = []
     all_seconds = [0.0]
     all_memory = [0.0]
     for job in jobs:
-        # A finished run costs nothing.
-        seconds, memory = (0.0, 0.0) if job.done else cost(job, measured)
+        seconds, memory = 0.0, 0.0  # a finished run costs nothing
         state = _state(job)
-        training = str(job.config["training-dir"])
-        if training and not job.done:
-            first = first_of.setdefault(training, job.name)
-            if first != job.name:
-                seconds -= training_seconds(job, measured)
-                state = f"{state}, trained by {first}"
+        if not job.done:
+            seconds, memory, *_ = cost(job, measured)
+        if job.name in trainers:
+            seconds -= training_seconds(job, measured)
+            state = f"{state}, trained by {trainers[job.name]}"
         all_seconds.append(seconds)
         all_memory.append(memory)
         rows.append([job.name, state, str(job.total), _time(seconds), _memory(memory)])
@@ -61,6 +74,19 @@ def estimate(jobs: Sequence[Job], engine: str, parallel: int) -> TextTable:
     return TextTable("runs", ["run", "state", "rounds", "time", "memory"], rows, HOW)
 
 
+def trained_by(jobs: Sequence[Job]) -> dict[str, str]:
+    """For each unfinished run that takes the rounds of another one, the name of that one."""
+    first_of: dict[str, str] = {}  # by folder of a training the run that trains for others
+    trainers: dict[str, str] = {}
+    for job in jobs:
+        training = str(job.config["training-dir"])
+        if training and not job.done:
+            first = first_of.setdefault(training, job.name)
+            if first != job.name:
+                trainers[job.name] = first
+    return trainers
+
+
 def _state(job: Job) -> str:
     if job.done:
         return "finished"
@@ -69,27 +95,37 @@ def _state(job: Job) -> str:
     return "new"
 
 
-def cost(job: Job, measured: dict[str, tuple[float, float, int]]) -> Cost:
-    """Seconds of a run on one core, and bytes of its process. What was `measured` for equal
-    settings is reused."""
+def cost(job: Job, measured: Measured) -> Cost:
+    """The cost of the rounds that a run has left. What was `measured` for equal settings is
+    reused."""
     config = job.config
     _, scoring, model_bytes = _of_client(config, measured)
     num_clients = int(config["num-clients"])
-    evaluations = math.ceil(job.total / int(config["evaluate-every"])) or 1
-    seconds = training_seconds(job, measured) + evaluations * num_clients * scoring
+    rounds = _rounds_left(job)
+    evaluations = math.ceil(rounds / int(config["evaluate-every"])) or 1
+    scored = max(1, round(num_clients * float(config["fraction-evaluate"])))
+    seconds = training_seconds(job, measured) + evaluations * scored * scoring
+    turns = rounds * _sampled(config) + evaluations * scored
     entry = METHODS[str(config["method"])]
     # A round's models, sent and received, and the states that clients keep between rounds.
     num_models = 2 * _sampled(config)
     if entry.client.needs_state:
         num_models += num_clients
     memory = psutil.Process().memory_info().rss + model_bytes * num_models
-    return entry.relative_cost * seconds, memory
+    return Cost(entry.relative_cost * seconds, memory, turns, _sampled(config))
 
 
-def training_seconds(job: Job, measured: dict[str, tuple[float, float, int]]) -> float:
+def _rounds_left(job: Job) -> int:
+    """The rounds after the newest checkpoint of a run that resumes, else all."""
+    if not job.config["resume"]:
+        return job.total
+    return job.total - min(job.total, saved_round(job.folder))
+
+
+def training_seconds(job: Job, measured: Measured) -> float:
     """The seconds of that in which a method that trains as FedAvg trains."""
     training, _, _ = _of_client(job.config, measured)
-    return job.total * _sampled(job.config) * training
+    return _rounds_left(job) * _sampled(job.config) * training
 
 
 def _sampled(config: Config) -> int:
@@ -98,9 +134,7 @@ def _sampled(config: Config) -> int:
     return max(1, round(int(config["num-clients"]) * share))
 
 
-def _of_client(
-    config: Config, measured: dict[str, tuple[float, float, int]]
-) -> tuple[float, float, int]:
+def _of_client(config: Config, measured: Measured) -> tuple[float, float, int]:
     """What `_measure` gives for a FedAvg client with the run's settings."""
     # FedAvg with the values that hold for the job's method.
     plain: Config = {}
@@ -124,8 +158,8 @@ def _measure(config: Config) -> tuple[float, float, int]:
     client = make_client(Context(0, 0, node, RecordDict(), config), "fedavg")
     seconds = []
     for work in (client.train, client.score):
-        tries = []
-        for _ in range(3):  # the first time, torch loads what it needs
+        tries: list[float] = []
+        while len(tries) < MAX_TRIES and sum(tries) < MEASURE_SECONDS:
             begun = time.perf_counter()
             work(dict(client.initial), {})
             tries.append(time.perf_counter() - begun)

@@ -29,7 +29,7 @@ ROOMS = [
     ["fedapps.service"],
     ["fedapps.clientapp", "fedapps.serverapp", "fedapps.components", "fedapps.callbacks",
      "fedapps.component_settings", "fedapps.run_settings",
-     "fedapps.estimate"],
+     "fedapps.estimate", "fedapps.engine_choice"],
     ["fedapps.planning", "fedapps.tuning", "fedapps.reproduction"],
     ["fedapps.commands", "fedapps.api", "fedapps.__main__"],
     ["experiments"],

@@ -50,8 +50,8 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.", rich_help_panel=
 Engine = Annotated[
     str,
     typer.Option(
-        help=f"One of {', '.join(ENGINES)}. Default: in-process if there are at least as many "
-        "runs as cores, else ray.",
+        help=f"One of {', '.join(ENGINES)}. Default: in-process or ray, whichever is faster by the "
+        "measured seconds of a client's turn.",
         autocompletion=completion.one_of(ENGINES),
         rich_help_panel=HOW,
     ),

@@ -22,6 +22,7 @@ from fedapps.planning import (
 
 if TYPE_CHECKING:
     from fedapps.engines.job_pool import Job
+    from fedapps.estimate import Measured
     from fedapps.reproduction import Part
 
 
@@ -65,9 +66,12 @@ def reproduce(
             work = plan(requested(part, rounds, seeds), folder / part.folder, None, False, False)
             keep_or_discard(work, folder / part.folder, fresh=False, yes=True)
             planned.append((part, work))
-        chosen = [choose(work, engine, jobs, ray=False) for _, work in planned]
-        for (part, work), (used, parallel) in zip(planned, chosen, strict=True):
-            say_cost(console, part, work, used, parallel)
+        measured: Measured = {}
+        chosen: list[tuple[str, int]] = []
+        for part, work in planned:
+            used, parallel = choose(console, work, engine, jobs, measured, ray=False)
+            chosen.append((used, parallel))
+            say_cost(console, part, work, used, parallel, measured)
     if dry_run:
         return
     for (part, work), (used, parallel) in zip(planned, chosen, strict=True):
@@ -98,13 +102,16 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def say_cost(console: Console, part: "Part", work: "list[Job]", engine: str, parallel: int) -> None:
-    """Print the runs of a part and an estimate of their cost."""
+def say_cost(
+    console: Console, part: "Part", work: "list[Job]", engine: str, parallel: int,
+    measured: "Measured",
+) -> None:  # fmt: skip
+    """Print the runs of a part and an estimate of their cost; `measured` as in `estimate.cost`."""
     from fedapps.estimate import estimate
     from fedapps.results.formats import as_rich
 
     say(console, f"{part.name}: {federation_line(work)}")
-    console.print(as_rich(estimate(work, engine, parallel)))
+    console.print(as_rich(estimate(work, engine, parallel, measured)))
 
 
 def write_results(

@@ -28,6 +28,7 @@ from fedapps.settings.experiments import parts
 
 if TYPE_CHECKING:
     from fedapps.engines.job_pool import Job
+    from fedapps.estimate import Measured
 
 
 def run(
@@ -79,12 +80,15 @@ def run(
                 say(console, about_data)
             for line in [*size_lines(work), *trainings_lines(work)]:
                 say(console, line)
-            used, parallel = choose(work, engine, jobs, ray=bool(ray_address or gpus_per_client))
+            measured: Measured = {}
+            used, parallel = choose(
+                console, work, engine, jobs, measured, ray=bool(ray_address or gpus_per_client)
+            )
             if dry_run:
                 from fedapps.estimate import estimate
                 from fedapps.results.formats import as_rich
 
-                console.print(as_rich(estimate(work, used, parallel)))
+                console.print(as_rich(estimate(work, used, parallel, measured)))
                 continue
             prepare(console, work, place, source)
         try:
@@ -112,14 +116,24 @@ def resumed(folder: Path, more: bool) -> "list[Job]":
     return begun_jobs(folder)
 
 
-def choose(work: "list[Job]", engine: str, jobs: int | None, *, ray: bool) -> tuple[str, int]:
-    """The engine and the number of runs side by side. Raises ValueError if the engine cannot run
-    the jobs."""
-    from fedapps.engines.job_pool import check_engine, choose_engine
+def choose(
+    console: Console, work: "list[Job]", engine: str, jobs: int | None, measured: "Measured", *,
+    ray: bool,
+) -> tuple[str, int]:  # fmt: skip
+    """The engine and the number of runs side by side; prints why, if the user named no engine.
+    `measured` as in `estimate.cost`.
+
+    Raises ValueError if the engine cannot run the jobs."""
+    from fedapps.engines.job_pool import check_engine
 
     parallel = jobs or 1
     if not engine:
-        engine, parallel = choose_engine(work, jobs, ray=ray)
+        from fedapps.engine_choice import choose_engine
+
+        choice = choose_engine(work, jobs, ray=ray, measured=measured)
+        engine, parallel = choice.engine, choice.parallel
+        if choice.reason:
+            say(console, choice.line)
     check_engine(engine, work, parallel)
     return engine, parallel
 

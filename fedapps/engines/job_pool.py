@@ -1,4 +1,4 @@
-"""Jobs: the runs of one command, and the choice of the engine that carries them out."""
+"""Jobs: the runs of one command."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,13 +10,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from clients.core.protocol import FewShot
-from fedapps.common.resources import num_cpus
 from fedapps.engines import check_engine_name
 from fedapps.files import ERRORS
 from fedapps.methods import METHODS
 from fedapps.settings.config import Config
 
-MAX_PROCESSES = 8  # if not set by the user: each process holds torch and the data in memory
 POLL_SECONDS = 0.25  # between two looks at the runs
 EXIT_SECONDS = 5.0  # to reach a pause, to write an error, or to end without a job
 
@@ -114,21 +112,7 @@ def may_start(job: Job, jobs: Sequence[Job]) -> bool:
 Follow = Callable[[list[Job]], None]  # called with the jobs a few times a second
 
 
-def choose_engine(jobs: Sequence[Job], parallel: int | None, *, ray: bool) -> tuple[str, int]:
-    """The engine, and the number of parallel runs, if the user chose no engine.
-
-    Whole runs in process if every core gets one of the unfinished `jobs`, if the user set
-    `parallel` > 1, or if one trains in cohorts. Otherwise one run after the other on Ray, with
-    parallel clients. `ray`: options need Ray."""
-    cores = num_cpus()
-    runs = sum(not job.done for job in jobs)
-    few = parallel == 1 or (parallel is None and runs < max(2, cores))
-    if ray or (few and not _any_cohort(jobs)):
-        return "ray", parallel or 1
-    return "in-process", parallel or min(runs, cores, MAX_PROCESSES)
-
-
-def _any_cohort(jobs: Sequence[Job]) -> bool:
+def trains_in_cohorts(jobs: Sequence[Job]) -> bool:
     """Whether an unfinished job trains in cohorts."""
     return any(int(job.config["stacked-clients"]) > 1 for job in jobs if not job.done)
 
@@ -137,7 +121,7 @@ def check_engine(engine: str, jobs: Sequence[Job] = (), parallel: int = 1) -> No
     """Raise ValueError for an unknown engine, or one that cannot carry out the unfinished `jobs`,
     `parallel` at a time."""
     check_engine_name(engine)
-    if engine != "in-process" and _any_cohort(jobs):
+    if engine != "in-process" and trains_in_cohorts(jobs):
         raise ValueError(f"a cohort trains in one process: engine in-process, not {engine}")
     if engine == "ray" and min(parallel, sum(not job.done for job in jobs)) > 1:
         raise ValueError("ray gives all cores to one run; --jobs is for flower and in-process")

@@ -1,4 +1,4 @@
-"""Several jobs: in worker processes, on a SuperLink that does not answer, and on which engine."""
+"""Several jobs: in worker processes, and on a SuperLink that does not answer."""
 
 import os
 import signal
@@ -6,9 +6,8 @@ import signal
 import pytest
 from small_runs import SMALL
 
-from fedapps.engines import flower, job_pool, worker_processes
+from fedapps.engines import flower, worker_processes
 from fedapps.engines.flower import flower_runs
-from fedapps.engines.job_pool import choose_engine
 from fedapps.engines.run import run_jobs
 from fedapps.engines.worker_processes import longest_first
 from fedapps.planning import make_jobs
@@ -118,29 +117,3 @@ def test_three_failed_polls_in_a_row_do_not_end_a_sweep(answers, survived, tmp_p
         with pytest.raises(RuntimeError, match="flwr ls had no answer"):
             run_jobs(jobs, "flower", APPS, follow=lambda _: None)
         assert [job.done for job in jobs] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("runs", "cohort", "parallel", "ray", "cores", "expected"),
-    [
-        (5, 1, None, False, 3, ("in-process", 3)),
-        (3, 1, None, False, 3, ("in-process", 3)),
-        (2, 1, None, False, 3, ("ray", 1)),  # a core would have nothing to do
-        (2, 1, 2, False, 3, ("in-process", 2)),
-        (5, 1, 1, False, 3, ("ray", 1)),
-        (5, 1, None, True, 3, ("ray", 1)),
-        (20, 1, None, False, 12, ("in-process", 8)),  # each process takes memory
-        (1, 4, None, False, 3, ("in-process", 1)),  # a cohort trains in one process
-        (2, 4, 1, False, 3, ("in-process", 1)),
-        (2, 4, None, True, 3, ("ray", 1)),  # is refused
-    ],
-)
-def test_each_core_gets_a_run_if_there_are_enough(
-    monkeypatch, tmp_path, runs, cohort, parallel, ray, cores, expected
-):
-    monkeypatch.setattr(job_pool, "num_cpus", lambda: cores)
-    jobs = make_jobs(
-        SMALL | {"stacked-clients": cohort}, ["fedavg"], list(range(runs + 1)), tmp_path
-    )
-    jobs[0].done = True
-    assert choose_engine(jobs, parallel, ray=ray) == expected

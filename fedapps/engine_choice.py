@@ -1,0 +1,129 @@
+"""The engine of runs for which the user names none: the one whose estimated time is shorter.
+
+In process, whole runs go side by side, one on each core; on Ray, a run's clients do. Ray pays where
+a client's turn is long and there are fewer runs than cores."""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedapps.common.errors import error_line
+from fedapps.common.resources import num_cpus
+from fedapps.engines.job_pool import Job, trains_in_cohorts
+from fedapps.estimate import Cost, Measured, cost, trained_by, training_seconds
+
+MAX_PROCESSES = 8  # if not set by the user: each process holds torch and the data in memory
+
+# Measured on two cores, see "Ray and Flower's engine" in docs/results/speed.md.
+WORKER_START = 5.0  # seconds until a process has imported torch and takes its first run
+RAY_START = 8.0  # seconds that a run on Ray begins later, and its actors end later
+RAY_TURN = 0.00125  # seconds for each turn, one after the other, in the server's process
+RAY_ROUND = 1.15  # a round on Ray over the same turns in loops side by side
+
+
+class Choice(NamedTuple):
+    """An engine, the number of runs side by side, and why."""
+
+    engine: str
+    parallel: int
+    reason: str = ""
+
+    @property
+    def line(self) -> str:
+        """What the user reads."""
+        return f"engine: {self.engine}, since {self.reason}"
+
+
+def choose_engine(
+    jobs: Sequence[Job], parallel: int | None, *, ray: bool, measured: Measured
+) -> Choice:
+    """The faster engine for the unfinished `jobs`, by the measured seconds of a client's turn.
+
+    `parallel` is the number of runs side by side that the user set. `ray`: options need Ray.
+    `measured` as in `estimate.cost`."""
+    cores = num_cpus()
+    unfinished = [job for job in jobs if not job.done]
+    side_by_side = parallel or max(1, min(len(unfinished), cores, MAX_PROCESSES))
+    if ray:
+        return Choice("ray", parallel or 1)
+    if not unfinished:
+        return Choice("in-process", side_by_side)
+    if trains_in_cohorts(unfinished):
+        return Choice("in-process", side_by_side, "stacked-clients trains in one process")
+    if parallel is not None and parallel > 1:
+        return Choice("in-process", side_by_side, f"--jobs asks for {parallel} at a time")
+    if cores == 1:
+        return Choice("in-process", side_by_side, "Ray needs several")
+    try:
+        costs = _costs(unfinished, measured)
+    except Exception as error:  # of the user's model or data: the run itself reports it in full
+        reason = f"a client's turn could not be measured: {error_line(error)}"
+        return Choice("in-process", side_by_side, reason)
+    delay = start_delay()
+    in_process = seconds_in_process(costs, side_by_side, delay)
+    on_ray = seconds_on_ray(costs, cores, delay)
+    turn = sum(c.seconds for c in costs) / sum(c.turns for c in costs)
+    runs = "1 run takes" if len(costs) == 1 else f"{len(costs)} runs take"
+    work = f"a client's turn takes {_short(turn)}: on {cores} cores {runs}"
+    if on_ray < in_process:
+        return Choice("ray", 1, f"{work} {_about(on_ray)}, in-process {_about(in_process)}")
+    times = f"{_about(in_process)}, on ray {_about(on_ray)}"
+    return Choice("in-process", side_by_side, f"{work} {times}")
+
+
+def _costs(jobs: Sequence[Job], measured: Measured) -> list[Cost]:
+    """The cost of each job, without the training that another one does for it."""
+    trainers = trained_by(jobs)
+    costs = []
+    for job in jobs:
+        whole = cost(job, measured)
+        if job.name in trainers:
+            rest = whole.seconds - training_seconds(job, measured)
+            whole = whole._replace(seconds=max(0.0, rest))
+        costs.append(whole)
+    return costs
+
+
+def start_delay() -> float:
+    """By how much other work on the machine delays the start of processes: its load a processor,
+    at least 1. A turn that was measured has it already."""
+    if not hasattr(os, "getloadavg"):  # Windows
+        return 1.0
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def seconds_in_process(costs: Sequence[Cost], parallel: int, delay: float = 1.0) -> float:
+    """Seconds of runs that `parallel` processes take one after the other, longest first. Their
+    start takes `delay` times as long as on a quiet machine."""
+    free_at = [0.0] * parallel
+    for seconds in sorted((c.seconds for c in costs), reverse=True):
+        first = free_at.index(min(free_at))
+        free_at[first] += seconds
+    start = WORKER_START if parallel > 1 else 0.0  # one run after the other stays in this process
+    return start * delay + max(free_at)
+
+
+def seconds_on_ray(costs: Sequence[Cost], cores: int, delay: float = 1.0) -> float:
+    """Seconds of runs that go one after the other, with clients side by side; `delay` as in
+    `seconds_in_process`."""
+    total = RAY_START * delay
+    for c in costs:
+        # The last batch of a round leaves cores idle.
+        batches = math.ceil(c.clients / cores)
+        speedup = c.clients / batches
+        total += c.seconds / speedup * RAY_ROUND + c.turns * RAY_TURN
+    return total
+
+
+def _about(seconds: float) -> str:
+    return f"about {_short(seconds)}"
+
+
+def _short(seconds: float) -> str:
+    """A time in a unit that fits: 12.3 ms, 14 s, 37 min."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"

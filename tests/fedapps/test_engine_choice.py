@@ -1,0 +1,109 @@
+"""The engine of runs for which the user names none, by the seconds of a client's turn."""
+
+import pytest
+from small_runs import SMALL
+
+from fedapps import engine_choice, estimate
+from fedapps.engine_choice import Choice, choose_engine, seconds_in_process, seconds_on_ray
+from fedapps.engines.job_pool import make_jobs
+from fedapps.estimate import Cost
+
+SHORT, LONG = 0.001, 2.0  # seconds of a turn
+
+
+def of_seconds(*values: float) -> list[Cost]:
+    return [Cost(seconds, 0.0, turns=100, clients=10) for seconds in values]
+
+
+def test_processes_take_the_longest_run_first():
+    """40, then 30 and 20, on two processes: 40 + 0 and 30 + 20, and 5 s until both work."""
+    assert seconds_in_process(of_seconds(20, 40, 30), 2) == 5 + 50
+    assert seconds_in_process(of_seconds(20, 40, 30), 1) == 90  # no process is started
+
+
+def test_cores_without_a_client_cost_time_on_ray():
+    """Ten clients on four cores are three batches: 3.33 at a time. 8 + 100 / 3.33 × 1.15 + 100
+    turns of 1.25 ms."""
+    assert seconds_on_ray(of_seconds(100), 4) == pytest.approx(8 + 30 * 1.15 + 0.125)
+    # A single client has one core, whatever the machine.
+    alone = [Cost(100.0, 0.0, turns=0, clients=1)]
+    assert seconds_on_ray(alone, 64) == pytest.approx(8 + 115)
+
+
+def test_other_work_delays_the_start_alone(monkeypatch):
+    """Twelve processes want to run on four processors: a start takes three times as long."""
+    monkeypatch.setattr(engine_choice.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(engine_choice.os, "getloadavg", lambda: (12.0, 1.0, 1.0))
+    delay = engine_choice.start_delay()
+    assert delay == 3
+    assert seconds_in_process(of_seconds(20, 20), 2, delay) == 15 + 20
+    assert seconds_on_ray(of_seconds(100), 2, delay) == pytest.approx(24 + 50 * 1.15 + 0.125)
+
+
+@pytest.mark.parametrize(
+    ("runs", "turn", "parallel", "cores", "expected"),
+    [
+        (1, SHORT, None, 2, ("in-process", 1)),  # Ray needs 8 s to start
+        (1, LONG, None, 2, ("ray", 1)),  # one run has one core in process
+        (2, LONG, None, 2, ("in-process", 2)),  # each core has a run
+        (2, LONG, None, 4, ("ray", 1)),  # two cores would have nothing to do
+        (3, LONG, None, 2, ("ray", 1)),  # one core would have nothing to do for a half of the time
+        (6, LONG, None, 2, ("in-process", 2)),
+        (6, SHORT, None, 2, ("in-process", 2)),
+        (2, LONG, 1, 2, ("ray", 1)),  # one run at a time
+        (2, SHORT, 1, 2, ("in-process", 1)),
+        (1, LONG, None, 1, ("in-process", 1)),
+        (20, SHORT, None, 10, ("in-process", 8)),  # each process takes memory
+        (20, LONG, None, 10, ("ray", 1)),  # and leaves two of ten cores idle
+    ],
+)
+def test_the_faster_engine_is_chosen(monkeypatch, tmp_path, runs, turn, parallel, cores, expected):
+    monkeypatch.setattr(engine_choice, "num_cpus", lambda: cores)
+    monkeypatch.setattr(estimate, "_measure", lambda config: (turn, turn / 10, 1000))
+    monkeypatch.setattr(engine_choice.os, "getloadavg", lambda: (0.5, 0.5, 0.5))
+    config = SMALL | {"rounds": 20, "num-clients": 160}
+    jobs = make_jobs(config, ["fedavg"], list(range(runs + 1)), tmp_path)
+    jobs[0].done = True
+    assert choose_engine(jobs, parallel, ray=False, measured={})[:2] == expected
+
+
+def test_no_turn_is_measured_where_one_engine_is_left(monkeypatch, tmp_path):
+    monkeypatch.setattr(engine_choice, "num_cpus", lambda: 4)
+    jobs = make_jobs(SMALL, ["fedavg"], [0, 1], tmp_path)
+    measured = {}
+    assert choose_engine(jobs, 2, ray=False, measured=measured)[:2] == ("in-process", 2)
+    assert choose_engine(jobs, None, ray=True, measured=measured) == Choice("ray", 1)
+    for job in jobs:
+        job.config = job.config | {"stacked-clients": 4}
+    assert choose_engine(jobs, None, ray=False, measured=measured)[:2] == ("in-process", 2)
+    assert not measured
+
+
+def test_the_line_says_what_was_measured_and_equal_work_is_measured_once(tmp_path):
+    jobs = make_jobs(SMALL, ["fedavg", "fedavg lr=0.1", "fedper"], [0, 1], tmp_path)
+    measured = {}
+    choice = choose_engine(jobs, None, ray=False, measured=measured)
+    assert len(measured) == 1
+    assert choice.line.startswith("engine: in-process, since a client's turn takes ")
+    assert "6 runs take about" in choice.line
+    assert "on ray about" in choice.line
+
+
+def test_a_turn_that_fails_is_named(tmp_path):
+    jobs = make_jobs(SMALL | {"dataset": str(tmp_path / "gone.npz")}, ["fedavg"], [0], tmp_path)
+    choice = choose_engine(jobs, None, ray=False, measured={})
+    assert choice.engine == "in-process"
+    assert "could not be measured: " in choice.reason
+    assert "gone.npz" in choice.reason
+
+
+def test_finished_rounds_cost_nothing(tmp_path, monkeypatch):
+    """Ten of twenty rounds are saved: half of the turns of training are left."""
+    monkeypatch.setattr(estimate, "_measure", lambda config: (1.0, 0.0, 1000))
+    config = SMALL | {"rounds": 20, "num-clients": 20, "resume": True}
+    job = make_jobs(config, ["fedavg"], [0], tmp_path)[0]
+    whole = estimate.cost(job, {})
+    folder = job.folder / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "round-00000010.safetensors").touch()
+    assert estimate.cost(job, {}).seconds == whole.seconds / 2
