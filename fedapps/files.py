@@ -72,6 +72,22 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
             lock.release()
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process has locked the folder."""
+    file = folder / LOCK
+    if not file.is_file() or file.is_symlink():
+        return False
+    lock = FileLock(file, timeout=0, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):  # of another user, or a disk without locks
+        return False
+    lock.release()
+    return False
+
+
 def write_files(contents: Mapping[Path, bytes]) -> None:
     """Write files that belong together, in their order: none is replaced before the disk has taken
     all. A reader sees an old file or the new one, never a part.

@@ -1,8 +1,9 @@
 """The Flower ServerApp: builds the method's strategy and runs it."""
 
 import json
+import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from fedapps.common.threads import one_thread
 from fedapps.engines import in_process_grid
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.job_pool import Apps
-from fedapps.files import PRIVACY, locked, resume_command, write_text
+from fedapps.files import PRIVACY, append_text, locked, resume_command, write_text
 from fedapps.methods import METHODS, check_private
 from fedapps.results.checkpoint import newest_checkpoint, next_round
 from fedapps.results.folder import takes_states
 from fedapps.results.recorder import Recorder
 from fedapps.saved import State, read_client_states, read_former, read_json
+from fedapps.service import DEPLOYMENT_VARIABLE, NOTED_RUNS
 from fedapps.settings.config import (
     Config,
     accepted,
@@ -115,6 +117,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
     output = Path(str(config["output-dir"])) if config["output-dir"] else None
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
+        _note_run(output)
     with ExitStack() as opened:
         if output is not None:
             opened.enter_context(locked(output))
@@ -159,6 +162,14 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
         if report:
             log(INFO, "\n%s", _end(config, recorder.summary, result))
         return result
+
+
+def _note_run(output: Path) -> None:
+    """Note the run's folder in the deployment that carries it, for `fedapps status`."""
+    folder = os.environ.get(DEPLOYMENT_VARIABLE, "")
+    if folder and "\n" not in str(output):
+        with suppress(OSError):  # the SuperLink was moved to another machine
+            append_text(Path(folder) / NOTED_RUNS, f"{output}\n")
 
 
 def _end(config: Config, summary: dict[str, Any], result: Result) -> str:

@@ -9,6 +9,7 @@ from fedapps.console import make_console, refusals
 from fedapps.service import DEPLOYMENT
 
 LOOPBACK = "127.0.0.1"
+LOG_LINES = 100  # that --logs prints
 
 
 def deploy(
@@ -22,6 +23,9 @@ def deploy(
     start: Annotated[bool, typer.Option("--start", help="Start it on this machine.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Show which processes run.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop what --start started.")] = False,
+    logs: Annotated[
+        str, typer.Option(help='Print the end of the log of "superlink" or a node: "node-0".')
+    ] = "",
     only: Annotated[str, typer.Option(help='Only these processes: "superlink,node-0".')] = "",
 ) -> None:
     """Write the files of a small federation of real nodes; start, check and stop it."""
@@ -45,12 +49,17 @@ def deploy(
         chosen = [name.strip() for name in only.split(",") if name.strip()] or names
         if unknown := sorted(set(chosen) - set(names)):
             raise ValueError(f"unknown {', '.join(unknown)}; known: {', '.join(names)}")
+        if logs and logs not in names:
+            raise ValueError(f"unknown {logs}; known: {', '.join(names)}")
         if only and not (start or status or stop):
             raise ValueError("--only chooses what --start, --status or --stop acts on; add one")
         if stop:
             deployment.stop(chosen)
         if start:
             deployment.start(chosen)
+        if logs:
+            for line in deployment.log(logs, LOG_LINES):
+                console.print(line, highlight=False, soft_wrap=True)
     for name in chosen if status or start or stop else ():
         state = "alive" if deployment.alive(name) else "down"
         console.print(f"{name}: {state}", highlight=False)

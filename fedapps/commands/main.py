@@ -18,13 +18,14 @@ from fedapps.commands.run import run
 from fedapps.commands.serve import serve
 from fedapps.commands.settings import settings
 from fedapps.commands.show import show
+from fedapps.commands.status import status
 from fedapps.commands.table import table
 from fedapps.commands.tune import tune
 from fedapps.console import stoppable
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    run, reproduce, table, plot, report, tune, settings, data, show, personalize, serve, deploy,
-    push,
+    run, reproduce, status, table, plot, report, tune, settings, data, show, personalize, serve,
+    deploy, push,
 )  # fmt: skip
 
 cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)

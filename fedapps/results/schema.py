@@ -149,8 +149,15 @@ class Round(Model):
     """A line of metrics.jsonl."""
 
     round: Count
+    # None: absent, as privacy hides it.
+    present: Count | None = None
+    sampled: Count | None = None
+    valid: Count = 0
+    seconds: Rate = None
     evaluation: dict[str, Rate] = {}
     dropped: dict[str, Count] = {}
+    evaluation_dropped: dict[str, Count] = Field({}, alias="evaluation-dropped")
+    epsilon: Rate = Field(None, alias="dp-epsilon")
     clipped: Count = 0
     recounted: Count = 0
     simulated_seconds: Rate = Field(None, alias="simulated-seconds")

@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ import psutil
 import tomli_w
 
 from fedapps.common.addresses import connection_error, read_host, with_port
+from fedapps.common.errors import printable
 from fedapps.common.new_files import append_to, create, make_folder
 from fedapps.common.proxies import LOOPBACK
 from fedapps.engines.flower import COMMANDS, Flwr, environment, free_port, wait_for_superlink
 from fedapps.files import write_text
-from fedapps.service import DEPLOYMENT
+from fedapps.service import DEPLOYMENT, DEPLOYMENT_VARIABLE
 from fedapps.service.certificates import check_valid, make_certificates, make_node_key
 
 SUPERLINK = "superlink"
@@ -27,6 +29,7 @@ NAME = "deployment"  # of the SuperLink in Flower's configuration
 
 SCRIPT = """#!/bin/sh
 export FLWR_HOME={home} FLWR_TELEMETRY_ENABLED=0
+export {variable}={folder}
 export PATH={commands}:$PATH
 no_proxy="{hosts},${{no_proxy-$NO_PROXY}}"
 export no_proxy NO_PROXY="$no_proxy"
@@ -79,6 +82,11 @@ class Deployment:
     def address(self) -> str:
         """Where the SuperLink listens: ``host:port``, an address of IPv6 in brackets."""
         return with_port(self.host, self.port)
+
+    @property
+    def name(self) -> str:
+        """The SuperLink's name in Flower's configuration."""
+        return NAME
 
     def flwr(self) -> Flwr:
         """Flower's command, over this deployment's SuperLink."""
@@ -146,6 +154,8 @@ class Deployment:
             commands=shlex.quote(str(COMMANDS)),
             hosts=",".join(hosts_without_proxy),
             command=shlex.join(map(str, command)),
+            variable=DEPLOYMENT_VARIABLE,
+            folder=shlex.quote(str(self.folder)),
         )
         write_text(file, script)
         file.chmod(0o700)
@@ -230,6 +240,19 @@ class Deployment:
             )
         identity = {"pid": process.pid, "birth": birth(process.pid)}
         write_text(self._pid_file(name), json.dumps(identity))
+
+    def log(self, name: str, lines: int) -> list[str]:
+        """The last lines of a process's log, printable. Raises ValueError if it was not started
+        on this machine."""
+        file = self._log_file(name)
+        if not file.is_file():
+            raise ValueError(
+                f"{file} does not exist: {name} was not started by --start on this machine; its "
+                "log is on the machine that runs its start script"
+            )
+        with file.open(encoding="utf-8", errors="replace") as text:
+            last = deque(text, maxlen=lines)
+        return [printable(line.rstrip("\n")) for line in last]
 
     def _log_file(self, name: str) -> Path:
         return self.folder / "log" / f"{name}.log"

@@ -288,7 +288,11 @@ class PersonalizedStrategy(StrategyBase):
             self.privacy.spend(list(now.payloads))  # before any message is sent
             entries |= self.privacy.settings()
         now.sent = self.messenger.messages("train", now.payloads, ConfigRecord(entries))
-        now.report = {"round": server_round, "sampled": len(nodes)}
+        now.report = {
+            "round": server_round,
+            "present": len(self.nodes),
+            "sampled": len(nodes),
+        }
         now.end_phase("send")
         return [message for message, _ in now.sent]
 

@@ -5,8 +5,8 @@ from small_runs import SMALL
 
 from fedapps import engine_choice, estimate
 from fedapps.engine_choice import Choice, choose_engine, seconds_in_process, seconds_on_ray
-from fedapps.engines.job_pool import make_jobs
 from fedapps.estimate import Cost
+from fedapps.planning import make_jobs
 
 SHORT, LONG = 0.001, 2.0  # seconds of a turn
 
