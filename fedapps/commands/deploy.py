@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedapps.console import make_console, refusals
+from fedapps.console import make_console, refusals, say
 from fedapps.service import DEPLOYMENT
 
 LOOPBACK = "127.0.0.1"
@@ -16,6 +16,15 @@ def deploy(
     folder: Annotated[Path, typer.Argument(help="Folder of the deployment.")],
     nodes: Annotated[int, typer.Option(help="Write a deployment of this many nodes.")] = 0,
     tls: Annotated[bool, typer.Option("--tls", help="Certificates, and a key per node.")] = False,
+    own_keys: Annotated[
+        bool, typer.Option("--own-keys", help="Nodes make their keys: --request, then --sign.")
+    ] = False,
+    request: Annotated[
+        str, typer.Option(help="On a node's machine: make its key, and a request to sign.")
+    ] = "",
+    sign: Annotated[
+        Path | None, typer.Option(help="On the SuperLink's machine: admit the node of a request.")
+    ] = None,
     host: Annotated[str, typer.Option(help="The SuperLink's address or name.")] = LOOPBACK,
     data: Annotated[
         Path | None, typer.Option(help="A folder for each node, from `fedapps data --export`.")
@@ -31,8 +40,18 @@ def deploy(
     """Write the files of a small federation of real nodes; start, check and stop it."""
     console = make_console()
     with refusals(RuntimeError):
-        if not nodes and (tls or data is not None or host != LOOPBACK):
-            raise ValueError("--tls, --host and --data belong to a new deployment: add --nodes")
+        if not nodes and (tls or own_keys or data is not None or host != LOOPBACK):
+            raise ValueError(
+                "--tls, --own-keys, --host and --data belong to a new deployment: add --nodes"
+            )
+        if request:
+            if nodes or sign or start or status or stop or logs or only:
+                raise ValueError("--request makes a node's key; it goes with no other option")
+            from fedapps.service.certificates import make_request
+
+            file = make_request(folder, request)
+            say(console, f"send {file} to the operator; {folder / 'keys' / request} stays here")
+            return
         if not nodes and not (folder / DEPLOYMENT).is_file():
             raise ValueError(
                 f"{folder} holds no {DEPLOYMENT}; write it: fedapps deploy {folder} --nodes 3"
@@ -43,16 +62,20 @@ def deploy(
         if nodes:
             if (folder / "run").is_dir() and any((folder / "run").iterdir()):
                 raise ValueError(f"{folder} may be running; first: fedapps deploy {folder} --stop")
-            plan(folder, nodes, tls=tls, host=host, data=data).write()
+            plan(folder, nodes, tls=tls, host=host, data=data, own_keys=own_keys).write()
         deployment = Deployment.read(folder)
         names = [SUPERLINK, *deployment.nodes]
-        chosen = [name.strip() for name in only.split(",") if name.strip()] or names
+        chosen = [name.strip() for name in only.split(",") if name.strip()]
+        chosen = chosen or deployment.startable()
         if unknown := sorted(set(chosen) - set(names)):
             raise ValueError(f"unknown {', '.join(unknown)}; known: {', '.join(names)}")
         if logs and logs not in names:
             raise ValueError(f"unknown {logs}; known: {', '.join(names)}")
         if only and not (start or status or stop):
             raise ValueError("--only chooses what --start, --status or --stop acts on; add one")
+        if sign is not None:
+            bundle = deployment.sign(sign)
+            say(console, f"send the files of {bundle} to the node, into the folder of its request")
         if stop:
             deployment.stop(chosen)
         if start:
@@ -67,4 +90,6 @@ def deploy(
         with refusals(RuntimeError, code=1):  # processes live on for a while after its end
             deployment.check_certificates()
     if nodes:
-        console.print(f"{folder}: {len(names)} start scripts; read {folder / 'README.md'}")
+        console.print(
+            f"{folder}: {len(deployment.startable())} start scripts; read {folder / 'README.md'}"
+        )

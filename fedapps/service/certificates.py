@@ -1,10 +1,12 @@
 """Keys and certificates of a small federation, by the `cryptography` library."""
 
 import ipaddress
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -15,16 +17,62 @@ from fedapps.common.new_files import create, make_folder
 AUTHORITY = "fedapps authority"
 SERVER = "fedapps superlink"  # subject of a certificate for a name that a subject cannot hold
 MAX_SUBJECT = 64  # characters of a common name; https://www.rfc-editor.org/rfc/rfc5280#appendix-A.1
+REQUEST = ".csr"  # ending of a request
+MAX_REQUEST = 1 << 16  # bytes; one has about 500
+NODE_NAME = r"node-\d{1,6}"
 DAYS = 825  # validity of a certificate: the longest that common TLS clients accept
 
 
-def make_node_key(path: Path) -> None:
+def make_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A SuperNode's key pair, `path` and `path`.pub, as ``ssh-keygen -t ecdsa -b 384`` makes it."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_key(path, key, pem.PrivateFormat.OpenSSH)
-    public = key.public_key().public_bytes(pem.Encoding.OpenSSH, pem.PublicFormat.OpenSSH)
     with create(path.with_suffix(".pub")) as file:
-        file.write(public + b"\n")
+        file.write(_public_line(key.public_key()))
+    return key
+
+
+def _public_line(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(pem.Encoding.OpenSSH, pem.PublicFormat.OpenSSH) + b"\n"
+
+
+def make_request(folder: Path, node: str) -> Path:
+    """Make the node's key pair below `folder`, and the request that an operator signs (PKCS #10,
+    RFC 2986): the node's name and public key, signed with its private key. Returns its path.
+
+    Raises ValueError if the node has a key, or for a name that is none."""
+    if not re.fullmatch(NODE_NAME, node):
+        raise ValueError(f"--request is {node!r}; it must be a node's name, such as node-0")
+    key_file = folder / "keys" / node
+    if key_file.exists() or key_file.is_symlink():
+        raise ValueError(f"{key_file} exists; send its request again, or remove it for a new key")
+    key = make_node_key(key_file)
+    builder = x509.CertificateSigningRequestBuilder(_common_name(node))
+    request = folder / f"{node}{REQUEST}"
+    with create(request) as file:
+        file.write(builder.sign(key, hashes.SHA384()).public_bytes(pem.Encoding.PEM))
+    return request
+
+
+def read_request(file: Path) -> tuple[str, bytes]:
+    """The node's name in a request, and its public key as a line of OpenSSH. Raises ValueError for
+    a file that is none, and unless its sender holds the private key."""
+    with file.open("rb") as opened:
+        content = opened.read(MAX_REQUEST)
+    try:
+        request = x509.load_pem_x509_csr(content)
+        key = request.public_key()
+        signed = request.is_signature_valid
+        names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{file} is no request of `fedapps deploy --request`: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ValueError(f"{file} has another kind of key than `fedapps deploy --request` makes")
+    if not signed:
+        raise ValueError(f"{file} is not signed with the private key of its public key")
+    if len(names) != 1:
+        raise ValueError(f"{file} names {len(names)} nodes; it must be one")
+    return str(names[0].value), _public_line(key)
 
 
 def make_certificates(folder: Path, host: str) -> None:

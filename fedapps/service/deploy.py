@@ -20,7 +20,12 @@ from fedapps.common.proxies import LOOPBACK
 from fedapps.engines.flower import COMMANDS, Flwr, environment, free_port, wait_for_superlink
 from fedapps.files import write_text
 from fedapps.service import DEPLOYMENT, DEPLOYMENT_VARIABLE
-from fedapps.service.certificates import check_valid, make_certificates, make_node_key
+from fedapps.service.certificates import (
+    check_valid,
+    make_certificates,
+    make_node_key,
+    read_request,
+)
 
 SUPERLINK = "superlink"
 # In Flower's error for a key that is registered; its command gives no code that would say so.
@@ -36,6 +41,23 @@ export no_proxy NO_PROXY="$no_proxy"
 cd {home}/neutral || exit 1
 exec {command}
 """
+# Of a node that made its own key: beside the folder `keys`, wherever its owner puts it.
+NODE_SCRIPT = """#!/bin/sh
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+export FLWR_HOME="$here/home" FLWR_TELEMETRY_ENABLED=0
+no_proxy="{hosts},${{no_proxy-$NO_PROXY}}"
+export no_proxy NO_PROXY="$no_proxy"
+umask 077
+mkdir -p "$here/home/neutral" "$here/state"
+cd "$here/home/neutral" || exit 1
+config="partition-id={number} num-partitions={nodes} state-dir=\\"$here/state\\""
+if [ -n "$1" ]; then  # the folder with the node's data
+    config="$config data-path=\\"$1\\""
+fi
+exec flower-supernode --superlink {address} --host 127.0.0.1 --port {port} \\
+    --node-config "$config" --root-certificates "$here/ca.crt" \\
+    --auth-supernode-private-key "$here/keys/{node}"
+"""
 RUN_SETTINGS = "run.toml"  # what a run on clients of others should set
 README = """# A federation at {address}, {nodes} nodes
 
@@ -50,7 +72,7 @@ fedapps serve RUN --deployment {folder}: a service
 class Deployment:
     """A SuperLink at `host` (an address, or a name in ASCII) and `port`, and its nodes, each with a
     port of `ports` and its data in `data` (empty: each node has its partition of the run's
-    dataset).
+    dataset). With `own_keys` each node makes its key on its own machine, and `sign` admits it.
 
     `write` writes scripts, keys and Flower's configuration to `folder`."""
 
@@ -60,6 +82,7 @@ class Deployment:
     tls: bool
     ports: tuple[int, ...]
     data: tuple[str, ...]
+    own_keys: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -118,8 +141,11 @@ class Deployment:
             *(security if self.tls else ["--insecure"]),
         )  # fmt: skip
         for i, node in enumerate(self.nodes):
-            self._write_node(i, node)
+            if not self.own_keys:
+                self._write_node(i, node)
         secrets = "keys/NODE and tls/ca.crt" if self.tls else "nothing secret"
+        if self.own_keys:
+            secrets = "what --sign wrote to signed/NODE"
         values = {"address": self.address, "folder": self.folder, "name": NAME}
         readme = README.format(**values, nodes=len(self.ports), secrets=secrets)
         write_text(self.folder / "README.md", readme)
@@ -143,6 +169,53 @@ class Deployment:
             "--host", "127.0.0.1", "--port", self.ports[i], "--node-config", config, *security,
         )  # fmt: skip
 
+    def sign(self, request: Path) -> Path:
+        """Admit the node that made the request: its public key is registered when the SuperLink
+        runs. Returns a folder with what the node needs: start script and certificate.
+
+        Raises ValueError for a request that is none, of an unknown node, or of a node that has
+        another key."""
+        if not self.own_keys:
+            raise ValueError(
+                f"{self.folder} has keys for its nodes; for keys that nodes make themselves: "
+                "fedapps deploy FOLDER --nodes N --tls --own-keys"
+            )
+        node, public = read_request(request)
+        if node not in self.nodes:
+            raise ValueError(f"{request} is of {node!r}; known: {', '.join(self.nodes)}")
+        file = self._public_key(node)
+        if file.is_file() and file.read_bytes() != public:
+            raise ValueError(
+                f"{node} has another key, {file}; if its owner lost that one, unregister it (flwr "
+                f"supernode unregister), remove {file}, and sign again"
+            )
+        make_folder(file.parent)
+        with create(file) as target:
+            target.write(public)
+        bundle = self.folder / "signed" / node
+        make_folder(bundle.parent)
+        make_folder(bundle)
+        with create(bundle / "ca.crt") as target:
+            target.write((self.folder / "tls" / "ca.crt").read_bytes())
+        number = self.nodes.index(node)
+        script = bundle / f"start-{node}.sh"
+        values = {"node": node, "number": number, "nodes": len(self.nodes)}
+        write_text(
+            script, NODE_SCRIPT.format(**values, address=shlex.quote(self.address),
+                                       port=self.ports[number], hosts=",".join(LOOPBACK))
+        )  # fmt: skip
+        script.chmod(0o700)
+        if self.alive(SUPERLINK):
+            self.register(node)
+        return bundle
+
+    def _public_key(self, node: str) -> Path:
+        return self.folder / "keys" / f"{node}.pub"
+
+    def startable(self) -> list[str]:
+        """The SuperLink, and the nodes that start on this machine."""
+        return [SUPERLINK] if self.own_keys else [SUPERLINK, *self.nodes]
+
     def _write_script(self, name: str, *command: object) -> None:
         file = self.folder / f"start-{name}.sh"
         # A node may run on another machine, which may reach the SuperLink through a proxy.
@@ -163,8 +236,12 @@ class Deployment:
     def start(self, names: list[str]) -> None:
         """Start processes. Nodes' keys are registered when the SuperLink answers.
 
-        Raises RuntimeError if a certificate is not valid, or if the SuperLink does not start; then
+        Raises ValueError for a node whose key is on another machine, RuntimeError if a certificate
+        is not valid, or if the SuperLink does not start; then
         it is ended."""
+        for name in names:
+            if name not in self.startable():
+                raise ValueError(f"{name} starts on the machine that has its key: start-{name}.sh")
         self.check_certificates()
         if SUPERLINK in names and not self.alive(SUPERLINK):
             try:
@@ -190,7 +267,8 @@ class Deployment:
         wait_for_superlink(self._ask, lambda: self.alive(SUPERLINK), log, written)
         if self.tls:
             for node in self.nodes:
-                self.register(node)
+                if self._public_key(node).is_file():  # else nobody has signed its request yet
+                    self.register(node)
 
     def _ask(self) -> None:
         """Raise RuntimeError unless the SuperLink answers; its port is open some time before."""
@@ -200,9 +278,8 @@ class Deployment:
 
     def register(self, node: str) -> None:
         """Register the node's key with the SuperLink, unless it is registered."""
-        public = (self.folder / "keys" / node).with_suffix(".pub")
         try:
-            self.flwr().call("supernode", "register", str(public), NAME)
+            self.flwr().call("supernode", "register", str(self._public_key(node)), NAME)
         except RuntimeError as error:
             if REGISTERED not in str(error).lower():
                 raise
@@ -282,12 +359,20 @@ def birth(pid: int) -> str:
     return f"{boot} {fields[19]}"
 
 
-def plan(folder: Path, nodes: int, *, tls: bool, host: str, data: Path | None) -> Deployment:
+def plan(
+    folder: Path, nodes: int, *, tls: bool, host: str, data: Path | None, own_keys: bool = False
+) -> Deployment:
     """A deployment of `nodes` nodes on free ports. `data` holds a folder for each node, as
     ``fedapps data --export`` writes them.
 
+    With `own_keys` nodes make their keys and name their data themselves.
     Raises ValueError for a `host` that is no address or name, if there are fewer than 1 nodes or
     not as many as folders, and for a path that a node configuration cannot hold."""
+    if own_keys and (data is not None or not tls):
+        raise ValueError(
+            "--own-keys needs --tls and takes no --data: a node's owner names its data when "
+            "starting it"
+        )
     host = read_host(host)
     folders = sorted(str(f.resolve()) for f in data.iterdir() if f.is_dir()) if data else []
     if nodes < 1 or (data and len(folders) != nodes):
@@ -300,4 +385,6 @@ def plan(folder: Path, nodes: int, *, tls: bool, host: str, data: Path | None) -
     ports = set[int]()
     while len(ports) <= nodes:
         ports.add(free_port())
-    return Deployment(folder.resolve(), host, ports.pop(), tls, tuple(ports), tuple(folders))
+    return Deployment(
+        folder.resolve(), host, ports.pop(), tls, tuple(ports), tuple(folders), own_keys
+    )
