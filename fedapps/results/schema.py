@@ -157,6 +157,8 @@ class Round(Model):
     evaluation: dict[str, Rate] = {}
     dropped: dict[str, Count] = {}
     evaluation_dropped: dict[str, Count] = Field({}, alias="evaluation-dropped")
+    late: Count = 0
+    late_used: Count = Field(0, alias="late-used")
     epsilon: Rate = Field(None, alias="dp-epsilon")
     clipped: Count = 0
     recounted: Count = 0

@@ -73,13 +73,19 @@ class RunStatus:
             return []
         last = self.rounds[-1]
         dropped = Counter[str]()
+        late = 0
+        used = 0
         for round_ in self.rounds:
+            late += round_.late
+            used += round_.late_used
             dropped.update(round_.dropped)
             dropped.update(round_.evaluation_dropped)
         words = [f"{last.valid} of {last.sampled} answered"]
         if last.present is not None:
             words.append(f"{last.present} present")
-        words.append(f"late {dropped.pop(MISSING, 0)}")
+        # A round waits until its timeout and misses the late ones, or ends without them.
+        late += dropped.pop(MISSING, 0)
+        words.append(f"late {late} ({used} used)" if used else f"late {late}")
         causes = [f"{cause} {count}" for cause, count in sorted(dropped.items())]
         words.append(f"dropped: {', '.join(causes) or 'none'}")
         return [f"  clients: {', '.join(words)}"]

@@ -56,6 +56,16 @@ def test_a_run_that_goes_on(tmp_path):
     assert (lines[0], goes_on) == ("fedavg-seed0: stopped, round 2 of 60, 3 s a round", False)
 
 
+def test_late_replies_that_a_later_round_used(tmp_path):
+    """Two and one are late, two of them are used later."""
+    job = begun(tmp_path)
+    report(job, round=1, sampled=4, valid=2, late=2, late_used=0)
+    report(job, round=2, sampled=4, valid=3, late=1, late_used=2)
+    assert status_lines(tmp_path)[0][1] == (
+        "  clients: 3 of 4 answered, late 3 (2 used), dropped: none"
+    )
+
+
 def test_private_rounds_show_epsilon_alone(tmp_path):
     job = begun(tmp_path)
     report(job, round=1, evaluation={"train-accuracy": 0.5}, dp_epsilon=1.25)
