@@ -15,6 +15,7 @@ from fedapps.engines.job_pool import may_start
 from fedapps.engines.run import run_jobs
 from fedapps.methods import METHODS
 from fedapps.planning import make_jobs, share_trainings, trainings_lines
+from fedapps.results import checkpoint
 from fedapps.saved import read_state
 from fedapps.serverapp import APPS, run
 from fedapps.settings.config import override
@@ -225,6 +226,21 @@ def test_a_span_that_is_missing_or_damaged_is_trained_again(alone, tmp_path, rou
 
 def carry_out(job):
     APPS.run(InProcessGrid.simulation(app, job.config, 6), job.config, "in-process")
+
+
+def test_what_is_the_runs_own_is_not_kept(tmp_path, monkeypatch):
+    """BBSE's statistics and its token are its own. A run has checkpoints of the rounds of which it
+    has the state: not of 1 and 3."""
+    first, second = jobs_of(["bbse", "bbse mixing=0.1"], tmp_path, FIVE | {"checkpoint-every": 1})
+    carry_out(first)
+    for file in Path(str(first.config["training-dir"])).glob("*.safetensors"):
+        assert not {"kept", "token", "privacy"} & read_state(file)["state"].keys()
+    written = []
+    monkeypatch.setattr(
+        checkpoint, "write_checkpoint", lambda _, number, __: written.append(number)
+    )
+    carry_out(second)
+    assert written == [2, 4, 5]
 
 
 @pytest.mark.parametrize(
