@@ -6,11 +6,14 @@ import subprocess
 import sys
 import time
 import tomllib
+from configparser import ConfigParser
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from packaging.requirements import Requirement
 
 from fedapps.common.addresses import connection_error
@@ -28,6 +31,86 @@ def test_yaml_files_follow_their_schema(file, schema):
     check = [COMMANDS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", ROOT / file]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_manifest_for_kubernetes_follows_its_schema_and_names_what_is_there():
+    """Each resource by its schema, strictly; Flower's commands by their parsers; volumes, secrets
+    and labels by what defines them."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    text = (ROOT / "operate" / "kubernetes.yaml").read_text("utf-8")
+    resources = list(yaml.safe_load_all(text))
+    for resource in resources:
+        kubernetes_validate.validate(resource, "1.33", strict=True)
+    kinds = [resource["kind"] for resource in resources]
+    assert kinds == ["Service", "PersistentVolumeClaim", "Deployment", "StatefulSet"]
+    service, claim, *workloads = resources
+    labels = []
+    for workload in workloads:
+        spec = workload["spec"]
+        pod = spec["template"]
+        assert spec["selector"]["matchLabels"] == pod["metadata"]["labels"]
+        labels.append(pod["metadata"]["labels"])
+        (container,) = pod["spec"]["containers"]
+        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+        volumes |= {c["metadata"]["name"] for c in spec.get("volumeClaimTemplates", [])}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert service["spec"]["selector"] in labels
+    link, node = (w["spec"]["template"]["spec"] for w in workloads)
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in link["volumes"] if len(v) == 2
+              and "persistentVolumeClaim" in v]  # fmt: skip
+    assert claims == [claim["metadata"]["name"]]
+    script = node["containers"][0]["args"][0].partition("exec ")[2]
+    for words in (link["containers"][0]["command"], shlex.split(script)):
+        parser = argument_parser(words[0])
+        _, unknown = parser.parse_known_args(words[1:])
+        assert unknown == []
+    address = f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert address in script
+
+
+def argument_parser(command):
+    """The parser of one of Flower's commands."""
+    if command == "flower-superlink":
+        return _parse_args_run_superlink()
+    return _parse_args_run_supernode()
+
+
+REQUEUE = """#!/bin/sh
+echo "requeue $2" >> "$SAID"
+"""
+COMMAND = """#!/bin/sh
+trap 'sleep 0.3; exit 143' TERM
+echo "begun $*" >> "$SAID"
+while :; do sleep 0.05; done
+"""
+
+
+def test_a_job_of_slurm_that_is_told_to_end_waits_for_its_command_and_queues_itself(tmp_path):
+    """The signal reaches the script alone; the stand-in for the command takes 0.3 s to end."""
+    for name, text in (("fedapps", COMMAND), ("scontrol", REQUEUE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o700)
+    said = tmp_path / "said"
+    job = subprocess.Popen(
+        [ROOT / "operate" / "slurm.sh", "--seeds", "0,1"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SAID": str(said), "SLURM_JOB_ID": "7",
+             "HOME": str(tmp_path)},
+    )  # fmt: skip
+    while not said.is_file() or not said.read_text():
+        time.sleep(0.02)
+    job.terminate()
+    assert job.wait(30) == 143
+    assert said.read_text() == "begun run --seeds 0,1\nrequeue 7\n"
+
+
+def test_the_units_of_systemd_start_what_a_deployment_writes():
+    for name, script in (("superlink", "/srv/fed/start-superlink.sh"),
+                         ("node", "/srv/node/start-node-0.sh /srv/node/data")):  # fmt: skip
+        unit = ConfigParser(strict=False)
+        unit.optionxform = str
+        unit.read(ROOT / "operate" / f"fedapps-{name}.service", "utf-8")
+        assert unit["Service"]["ExecStart"] == script
+        assert script.startswith(f"{unit['Service']['ReadWritePaths']}/")
 
 
 def test_the_constraints_are_the_tested_versions():
