@@ -259,7 +259,8 @@ class LateReplies:
             pulled, unanswered = messenger.read(sent, replies, like, train=True)
             changes += pulled
             present = time.monotonic()
-            self._flights = [flight for flight in self._flights if flight.node in unanswered]
+            still_busy = set(unanswered)
+            self._flights = [flight for flight in self._flights if flight.node in still_busy]
             self._give_up(present)
             valid = [change.update.node for change in changes]
             enough = sum(node in started for node in valid) >= self._needed(started)
