@@ -10,6 +10,9 @@ c_k is scaled to unit length, as in the authors' code; the paper prints the mean
 before any input is classified. Departs from the authors' code: ω_k belongs to class k even if the
 classifier predicts another class for it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,11 +53,22 @@ class T3AClient(Client):
 
     def update(self, x: Tensor) -> Tensor:
         """z · c_k (n, C) after x has joined the sets."""
-        body = super().personal_model(x)
-        body.head = nn.Identity()
+        self.model.eval()
+        parts = self.parts(x)
         with torch.no_grad():
-            self.join(by_parts(body, self.parts(x)))
-        return by_parts(self.personal_model(x), self.parts(x))
+            with self.without_head():
+                features = [self.model(part) for part in parts]
+            self.join(torch.cat(features))
+        return by_parts(partial(F.linear, weight=self.templates()), features)
+
+    @contextmanager
+    def without_head(self) -> Iterator[None]:
+        """Within the context the network gives the features (n, d) before its head."""
+        self.model.head = nn.Identity()
+        try:
+            yield
+        finally:
+            self.model.head = self.head
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network with the templates as its classifier."""
