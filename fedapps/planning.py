@@ -302,20 +302,33 @@ def check_task(config: "Config", method: str) -> None:
 
 
 def check_tokens(config: "Config") -> None:
-    """Raise ValueError if inputs are tokens and the network is one of the package's, which take
-    numbers."""
+    """Raise ValueError if inputs are tokens and the network is one of the package's that takes
+    numbers, or fewer tokens; or if inputs are no tokens, and it takes these."""
     from clients.models.registry import NETWORKS
     from partitions import task
     from partitions.datasets.description import TOKENS
 
     info = task(config)
     model = str(config["model"])
-    if info.inputs is not None and info.inputs.kind == TOKENS and model in NETWORKS:
+    if model not in NETWORKS:
+        return
+    num_tokens = NETWORKS[model].num_tokens
+    are_tokens = info.inputs is not None and info.inputs.kind == TOKENS
+    if num_tokens and not are_tokens:
         raise ValueError(
-            f"inputs are tokens, and model is {model!r}, which takes numbers; set model to your "
-            "own network that begins with torch.nn.Embedding, as my_lab.nets:Words, or "
-            "inputs=vector if the whole numbers are quantities"
+            f"model {model!r} takes tokens, and {info.name} has {info.inputs_text}; set model to a "
+            "network that takes them, or inputs=tokens if they are whole numbers that number words"
         )
+    if not are_tokens or 0 < info.num_tokens <= num_tokens:
+        return
+    fitting = [name for name, other in NETWORKS.items() if info.num_tokens <= other.num_tokens]
+    choices = f"set model to {', '.join(fitting)}, or" if fitting else "set model to"
+    takes = f"tokens below {num_tokens}, not {info.num_tokens}" if num_tokens else "numbers"
+    raise ValueError(
+        f"inputs are tokens, and model is {model!r}, which takes {takes}; {choices} your "
+        "own network that begins with torch.nn.Embedding, as my_lab.nets:Words, or "
+        "inputs=vector if the whole numbers are quantities"
+    )
 
 
 @one_thread()

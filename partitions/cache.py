@@ -176,6 +176,7 @@ def _store(raw: Raw, target: Path) -> None:
             "columns": values_of_columns,
             "notes": raw.notes,
             "task": raw.task,
+            "words": raw.words,
             "inputs": None if raw.inputs is None else asdict(raw.inputs),
         }
         (temporary / META).write_text(json.dumps(meta), "utf-8")
@@ -207,6 +208,7 @@ def _mapped(target: Path) -> Raw:
         task=meta.get("task", CLASSES),
         inputs=_description(meta.get("inputs")),
         num_validation=meta.get("num_validation", 0),
+        words=tuple(meta.get("words", ())),
     )
 
 

@@ -32,6 +32,7 @@ from partitions.datasets.loading import (
     Moment,
     configured,
 )
+from partitions.datasets.words import most_frequent, renumbered
 from partitions.rules.registry import (
     PARTITIONS,
     RULES,
@@ -100,6 +101,9 @@ class Federation:
         self._check_sizes(rule_name, rule.sparse)
 
         self.targets = self._read_targets()
+        self.words: tuple[str, ...] = ()
+        if self.dataset.words:
+            self.words = self._number_words()
         self.encoding: Encoding | None = None
         if self.info.inputs is not None and self.info.inputs.kind == TABLE:
             self.encoding = self._encode(config)
@@ -126,6 +130,8 @@ class Federation:
             inputs = self.encoding.text(scaled)
         else:
             inputs = self.info.inputs_text + scaled
+        if self.words:
+            inputs += f" of the training clients' {len(self.words)} most frequent words"
         return f"{len(self.dataset.y)} rows, {inputs}, {self.info.labels_text}"
 
     def share(self, client: int) -> Share:
@@ -423,6 +429,15 @@ class Federation:
         self.info = replace(self.info, shape=x.shape[1:])
         self.dataset = replace(self.dataset, info=self.info, x=torch.from_numpy(x))
         return encoding
+
+    def _number_words(self) -> tuple[str, ...]:
+        """Number the tokens by the words that are most frequent in the training clients' training
+        rows. Returns these words."""
+        x = self.dataset.x.numpy()
+        known = self.dataset.words
+        kept = most_frequent(x, self._training_rows(), known)
+        self.dataset = replace(self.dataset, x=torch.from_numpy(renumbered(x, known, kept)))
+        return kept
 
     def _ordered(self, client: int) -> np.ndarray:
         """The client's rows in the random order by which they are split into parts."""

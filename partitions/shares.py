@@ -55,7 +55,7 @@ class Samples:
             index = self.index.index_select(0, rows.to(self.index.device))
         x = self.x.index_select(0, index)
         if self.whole:
-            return x, self.y.index_select(0, index)
+            return x.long(), self.y.index_select(0, index)
         if isinstance(self.mean, tuple) and x.ndim < 4:
             return row_major(self._by_column(x)), self.y.index_select(0, index)
         x = x.float()

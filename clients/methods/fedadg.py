@@ -123,8 +123,9 @@ class FedADGClient(Client):
 
     def pair(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h = F(x), h' = G(noise, y) with noise ~ U[0, 1), and y as vectors, classes one-hot."""
-        label = label_vectors(y, self.model.num_classes).to(x.dtype)
-        noise = torch.rand(len(y), self.model.noise_dim, device=x.device, dtype=x.dtype)
+        dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()  # x may be tokens
+        label = label_vectors(y, self.model.num_classes).to(dtype)
+        noise = torch.rand(len(y), self.model.noise_dim, device=x.device, dtype=dtype)
         return self.model.features(x), self.model.generator(noise, label), label
 
     def discriminator_loss(self, h: Tensor, reference: Tensor, label: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.models.head import HeadedNetwork
+from partitions.datasets.words import CHARACTERS
 
 Shape = tuple[int, ...]
 
@@ -146,6 +147,38 @@ class FeatureMLP(HeadedNetwork):
     def features(self, x: Tensor) -> Tensor:
         """Activations (n, 500)."""
         return self.dropout(self.body.features(x))
+
+
+class StackedLSTM(HeadedNetwork):
+    """embedding → two LSTM layers, the last step of which goes to `fc`, if there is one → C (LEAF).
+
+    Inputs are tokens (time) below `num_tokens`."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        num_classes: int,
+        num_tokens: int = len(CHARACTERS),
+        embedding: int = 8,
+        hidden: int = 256,
+        fc: int = 0,
+    ) -> None:
+        super().__init__()
+        if len(shape) != 1:
+            raise ValueError(
+                f"a network of LSTM layers takes tokens (time), not inputs of shape {shape}"
+            )
+        self.embedding = nn.Embedding(num_tokens, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
+        self.fc = nn.Linear(hidden, fc) if fc else None
+        self.head = nn.Linear(fc or hidden, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The last step of the upper layer (n, hidden), or `fc` of it, which is linear as in LEAF's
+        code."""
+        steps, _ = self.lstm(self.embedding(x.long()))
+        last: Tensor = steps[:, -1]
+        return last if self.fc is None else self.fc(last)
 
 
 def convolved(x: Tensor, *layers: nn.Module) -> Tensor:

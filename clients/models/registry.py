@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.common.external_code import VARIADIC, Registry, call_with, declares_return_type
 from fedapps.common.seeds import drawing
+from partitions.datasets.words import CHARACTERS, NUM_WORD_TOKENS, VOCABULARY
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,15 +19,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Model:
     """A registered network: ``build(shape, num_classes, **options)``; `build` is a function, a
-    class or its ``module:NAME``."""
+    class or its ``module:NAME``. It takes tokens below `num_tokens`; 0: it takes numbers."""
 
     build: "Callable[..., nn.Module] | str"
     summary: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    num_tokens: int = 0
 
 
 def _network(name: str, summary: str, **options: Any) -> Model:
     return Model(f"clients.models.{name}", summary, options)
+
+
+def _of_tokens(summary: str, num_tokens: int, **options: Any) -> Model:
+    all_options = {"num_tokens": num_tokens, **options}
+    return Model("clients.models.networks:StackedLSTM", summary, all_options, num_tokens)
 
 
 NETWORKS = {
@@ -57,6 +64,18 @@ NETWORKS = {
     ),
     "preference-net": _network(
         "preference:PreferenceNet", "two 5×5 convolutions 16/32, fc 128 (FedEmbed)"
+    ),
+    "char-lstm": _of_tokens(
+        "tokens of 80 characters, embedding 8, two LSTM layers of 256 (LEAF, Shakespeare)",
+        len(CHARACTERS),
+    ),
+    "word-lstm": _of_tokens(
+        f"tokens of {VOCABULARY} words, embedding 100, two LSTM layers of 100, fc 128 "
+        "(LEAF, Sent140)",
+        NUM_WORD_TOKENS,
+        embedding=100,
+        hidden=100,
+        fc=128,
     ),
 }
 

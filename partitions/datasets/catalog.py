@@ -10,6 +10,13 @@ from pathlib import Path
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES
 from partitions.datasets.description import IMAGE, SIGNAL, TOKENS, Description
 from partitions.datasets.readers.raw import Raw
+from partitions.datasets.words import CHARACTERS as CHARACTERS_OF_PLAYS
+from partitions.datasets.words import (
+    LINE_LENGTH,
+    NUM_WORD_TOKENS,
+    TWEET_LENGTH,
+    names_of_characters,
+)
 
 Moment = float | tuple[float, ...]  # a mean or a deviation: one number, or one for each channel
 
@@ -36,7 +43,8 @@ class Info:
     mean: Moment = 0.0  # customary constants of inputs in [0, 1], by channel
     std: Moment = 0.0  # 0: there are none
     task: str = CLASSES  # what the labels mean
-    inputs: Description | None = None  # of a user's own data: what an input is
+    inputs: Description | None = None  # of tokens and of a user's own data: what an input is
+    num_tokens: int = 0  # of tokens: all are below it
 
     @property
     def num_outputs(self) -> int:
@@ -76,6 +84,8 @@ TOPICS = (
 )
 _READ = "partitions.datasets.readers."
 _IDX = "{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
+_LEAF = "LEAF's {train,test}/*.json, here or in data/ (preprocess.sh -t sample)"
+SENTIMENTS = ("negative", "positive")
 _CLOTHING = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -108,6 +118,14 @@ DATASETS = {
              _READ + "femnist:read_femnist", classes=CHARACTERS, columns=("writer",),
              files="LEAF's {train,test}/*.json, or emnist-byclass-*-ubyte[.gz] without writers",
              mean=0.1307, std=0.3081),
+        Info("shakespeare", (LINE_LENGTH,), len(CHARACTERS_OF_PLAYS),
+             "next character of Shakespeare's plays by role (LEAF)",
+             read=_READ + "leaf:read_shakespeare", scale=1.0, classes=names_of_characters(),
+             columns=("user",), files=_LEAF, inputs=Description(TOKENS),
+             num_tokens=len(CHARACTERS_OF_PLAYS)),
+        Info("sent140", (TWEET_LENGTH,), 2, "sentiment of tweets by author (LEAF)",
+             read=_READ + "leaf:read_sent140", scale=1.0, classes=SENTIMENTS, columns=("user",),
+             files=_LEAF, inputs=Description(TOKENS), num_tokens=NUM_WORD_TOKENS),
         Info("omniglot", (1, 28, 28), 1623, "1 623 characters of 50 alphabets",
              read=_READ + "omniglot:read_omniglot", columns=("alphabet",),
              files="images_background/ and images_evaluation/, or their .zip"),

@@ -25,7 +25,7 @@ from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import AUTO, LABELS, VALUES
 from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
-from partitions.datasets.description import IMAGE, SIGNAL, VECTOR, Description
+from partitions.datasets.description import IMAGE, SIGNAL, TOKENS, VECTOR, Description
 from partitions.datasets.labels import is_sparse
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
@@ -49,7 +49,8 @@ class Dataset:
     """Inputs x (n, *shape) as stored and labels y: (n,) int64, (n, k) float32 for several labels,
     or (n, k) float64 for values in their own unit; rows < `num_train` are the
     official training split, and the next `num_validation` rows a given validation split. `classes`
-    names the labels; equal `key`s mean equal content."""
+    names the labels, and `words` the tokens 1, 2, …, which a federation numbers anew; equal `key`s
+    mean equal content."""
 
     info: Info
     x: "Tensor"
@@ -59,6 +60,7 @@ class Dataset:
     classes: tuple[str, ...] = ()
     key: str = ""
     num_validation: int = 0
+    words: tuple[str, ...] = ()
 
 
 def preference_info(info: Info) -> Info:
@@ -231,6 +233,8 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         task=raw.task,
         inputs=raw.inputs or Description(_KIND_OF_AXES.get(len(shape), IMAGE)),
     )
+    if entry.inputs is not None and entry.inputs.kind == TOKENS and raw.x.size:
+        entry = replace(entry, num_tokens=int(raw.x.max()) + 1)
     return _checked(entry, raw, name, key)
 
 
@@ -369,6 +373,8 @@ def _load(name: str, root: str) -> Dataset:
     if root and folder.is_dir():
         key = _held[name, root, ()] = folder_key(entry, name, folder)
         raw = cached(key, lambda: _from_folder(entry, folder))
+        for note in raw.notes:
+            logger.warning("%s", note)
         return _checked(entry, raw, str(folder), key)
     key = cache_key(name, hub=entry.hub, code=_code_of(name))
     return _checked(entry, cached(key, lambda: _from_hub(entry, root)), entry.hub, key)
@@ -482,5 +488,14 @@ def _dataset(entry: Info, raw: Raw, key: str, kind: type[np.generic]) -> Dataset
 
     x = torch.from_numpy(np.ascontiguousarray(raw.x))
     y = torch.from_numpy(raw.y.astype(kind))
-    classes = raw.classes or entry.classes
-    return Dataset(entry, x, y, raw.num_train, raw.columns, classes, key, raw.num_validation)
+    return Dataset(
+        entry,
+        x,
+        y,
+        raw.num_train,
+        raw.columns,
+        raw.classes or entry.classes,
+        key,
+        raw.num_validation,
+        raw.words,
+    )

@@ -3,22 +3,22 @@
 LEAF's images are dark on light, as published; EMNIST's are stored transposed and light on dark,
 and come without writers."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from partitions.datasets.catalog import CHARACTERS
 from partitions.datasets.readers.idx import read_pairs
+from partitions.datasets.readers.leaf import files_of_split, users_of
 from partitions.datasets.readers.raw import Raw, concatenate
 
 
 def read_femnist(folder: Path) -> Raw | None:
     """Images (n, 1, 28, 28), with column "writer" from LEAF's files."""
-    train_files = _leaf_files(folder, "train")
+    train_files = files_of_split(folder, "train")
     if train_files:
         parts = [_leaf(path, train=True) for path in train_files]
-        parts += [_leaf(path, train=False) for path in _leaf_files(folder, "test")]
+        parts += [_leaf(path, train=False) for path in files_of_split(folder, "test")]
         return concatenate(parts)
     raw = read_pairs(folder, ("emnist-byclass-train", "emnist-byclass-test"))
     if raw is None:
@@ -27,27 +27,20 @@ def read_femnist(folder: Path) -> Raw | None:
     return Raw(x, raw.y, raw.num_train, classes=CHARACTERS)
 
 
-def _leaf_files(folder: Path, split: str) -> list[Path]:
-    """LEAF's JSON files of a split, in `folder` or in its folder ``data``."""
-    files = [*(folder / split).glob("*.json"), *(folder / "data" / split).glob("*.json")]
-    return sorted(files)
-
-
 def _leaf(path: Path, *, train: bool) -> Raw:
     """One file: {"user_data": {writer: {"x": [[784 numbers in [0, 1]]], "y": [label]}}}."""
     inputs: list[list[float]] = []
     labels: list[int] = []
     writer_of: list[str] = []
     try:
-        users = json.loads(path.read_text("utf-8"))["user_data"]
-        for writer, samples in users.items():
+        for writer, samples in users_of(path):
             inputs += samples["x"]
             labels += samples["y"]
             writer_of += [writer] * len(samples["y"])
         x = np.array(inputs, np.float32)
         y = np.array(labels, np.int64)
         writers = np.array(writer_of)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is truncated or not LEAF's: {error}") from error
     if x.shape != (len(y), 784) or (len(y) and not 0 <= x.min() <= x.max() <= 1):
         raise ValueError(f"{path}: inputs of shape {x.shape} for {len(y)} labels")

@@ -32,6 +32,7 @@ class Raw:
     task: str = CLASSES  # what the labels mean; y is (n, k) for several labels and for values
     inputs: Description | None = None  # what x is; None: its shape says it
     num_validation: int = 0
+    words: tuple[str, ...] = ()  # of tokens 1, 2, …, among which a federation chooses
 
     def noted(self, *notes: str) -> "Raw":
         """The same data with further notes."""
@@ -60,6 +61,7 @@ def concatenate(parts: list[Raw]) -> Raw:
         task=parts[0].task,
         inputs=parts[0].inputs,
         num_validation=sum(part.num_validation for part in parts),
+        words=parts[0].words,
     )
 
 
