@@ -1,20 +1,21 @@
 """What the commands print. Text from files and clients is escaped and is never markup."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Annotated, Any, ParamSpec
+from functools import partial
+from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from fedapps.common.errors import printable, without_escape_codes
-from fedapps.common.signals import exit_code, sigterm_raises, terminate
+from fedapps.common.signals import call_command, exit_code, interrupts, raise_swallowed
 
 visible = printable
-Parameters = ParamSpec("Parameters")
 
 
 def _allow(references: list[str] | None) -> list[str] | None:
@@ -59,29 +60,44 @@ def say_error(console: Console, error: object, what: str = "error:") -> None:
 def refusals(*kinds: type[Exception], code: int = 2) -> Iterator[None]:
     """Print a ValueError, an OSError or one of `kinds` as one sentence and exit with `code`."""
     errors: tuple[type[Exception], ...] = (ValueError, OSError, *kinds)
+    before = interrupts()
     try:
         yield
     except errors as error:
+        raise_swallowed(before)  # the error is of what a signal interrupted
         say_error(make_console(), error)
         raise typer.Exit(code) from error
 
 
-def stoppable(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """The command, which Ctrl-C and SIGTERM end in order.
+class StoppableGroup(TyperGroup):
+    """Commands that Ctrl-C and SIGTERM end in order, at any moment, also while options are parsed.
 
     A command that has more to say than "stopped", or something to end, catches KeyboardInterrupt,
     and exits with its `exit_code`."""
 
-    @wraps(command)
-    def called(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
-        with sigterm_raises(terminate):
-            try:
-                command(*arguments, **options)
-            except KeyboardInterrupt as error:
-                say(make_console(stderr=True), "stopped")
-                raise typer.Exit(exit_code(error)) from None
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """As typer's; exits with the status of a signal that came."""
+        return call_command(partial(super().main, *arguments, **options))
 
-    return called
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        """Parse the options of the group, as typer does."""
+        with _stopped():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Parse the options of a command and call it, as typer does."""
+        with _stopped():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _stopped() -> Iterator[None]:
+    """Say that the command was stopped, if it was, and exit with the signal's status."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        say(make_console(stderr=True), "stopped")
+        raise typer.Exit(exit_code(error)) from None
 
 
 def spreadsheet_cell(name: str) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedapps.common.new_files import replaced
-from fedapps.console import make_console, refusals, say, stoppable, visible
+from fedapps.console import make_console, refusals, say, visible
 from fedapps.results import ENDINGS, check_ending
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def print_summary(console: Console, summary: "Summary") -> None:
 
 
 @partition.command()
-@stoppable
 def show(
     arguments: Request = None,
     output: Annotated[Path, typer.Option(help=f"The figure: {', '.join(ENDINGS)}.")] = Path(

@@ -21,14 +21,14 @@ from fedapps.commands.show import show
 from fedapps.commands.status import status
 from fedapps.commands.table import table
 from fedapps.commands.tune import tune
-from fedapps.console import stoppable
+from fedapps.console import StoppableGroup
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     run, reproduce, status, table, plot, report, tune, settings, data, show, personalize, serve,
     deploy, push,
 )  # fmt: skip
 
-cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+cli = typer.Typer(cls=StoppableGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -49,11 +49,11 @@ def options(
 
 
 for command in COMMANDS:
-    cli.command()(stoppable(command))
-cli.command("list")(stoppable(list_))
+    cli.command()(command)
+cli.command("list")(list_)
 cli.add_typer(partition, name="partition")
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point of a script that an older version has installed."""
     cli()

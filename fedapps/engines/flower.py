@@ -23,6 +23,7 @@ from fedapps.common.errors import error_line, printable
 from fedapps.common.new_files import append_to
 from fedapps.common.proxies import without_proxy
 from fedapps.common.resources import num_cpus
+from fedapps.common.signals import raise_swallowed
 from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job, may_start
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import declare, stage
@@ -286,6 +287,7 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
                     for job in group:
                         job.close(error_line(error))
             time.sleep(POLL_SECONDS)
+            raise_swallowed()
             follow(jobs)
             link.check()
             overdue = time.monotonic() - polled > STATUS_SECONDS

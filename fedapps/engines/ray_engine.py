@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from fedapps.common.resources import num_cpus
-from fedapps.common.signals import Terminated, handlers_kept
+from fedapps.common.signals import handlers_kept, raise_swallowed
 from fedapps.engines.in_process_grid import Pause, Simulated
 from fedapps.engines.job_pool import Apps
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
@@ -87,6 +87,7 @@ def _start(stack: ExitStack) -> Check:
                     _temp_dir=str(folder),
                 )
             except Exception as error:  # Ray raises a plain one if the machine is too busy
+                raise_swallowed()
                 errors.append(f"{type(error).__name__}: {error}".replace("\n", " "))
                 ray.shutdown()
                 continue
@@ -104,13 +105,13 @@ def _start(stack: ExitStack) -> Check:
 def _init(**options: Any) -> None:
     import ray
 
-    with handlers_kept():  # Ray's handler would end the process in the middle of a message
-        try:
+    try:
+        with handlers_kept():  # Ray's handler would end the process in the middle of a message
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except SystemExit as error:  # the signal came after Ray had set its handler
-            if error.code != signal.SIGTERM:
-                raise
-            raise Terminated from None
+    except SystemExit as error:  # the signal came after Ray had set its handler
+        if error.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)
+        raise
 
 
 def _watch() -> Check:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from fedapps.common.errors import error_line
 from fedapps.common.new_files import remove_folder
-from fedapps.common.signals import exit_code
+from fedapps.common.signals import exit_code, raise_swallowed
 from fedapps.common.threads import one_thread
 from fedapps.engines.flower import run_on_flower
 from fedapps.engines.in_process_grid import Pause, run_in_process
@@ -111,12 +111,14 @@ def run_in_turn(
             except (Exception, SystemExit) as error:  # it is shown at the end
                 job.error = error_line(error)
             job.done = True
+        paused.set()
 
     worker = threading.Thread(target=work, daemon=True)  # Ctrl-C must not wait for it
     worker.start()
     try:
         while worker.is_alive():
             worker.join(POLL_SECONDS)
+            raise_swallowed()
             follow(jobs)
             try:
                 check()

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fedapps.common.errors import error_line
+from fedapps.common.signals import blocked, raise_swallowed
 from fedapps.common.threads import use_one_thread
 from fedapps.engines.in_process_grid import run_in_process
 from fedapps.engines.job_pool import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, may_start
@@ -46,6 +47,7 @@ def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow)
                     process.join()
                     job.error = f"its process ended with code {process.exitcode}"
                 job.done = True
+            raise_swallowed()
             follow(jobs)
     finally:
         for _, process in running.values():
@@ -70,7 +72,8 @@ def _start_worker() -> tuple[Connection, Any]:
     parent_end, worker_end = spawn.Pipe()
     level = logging.getLogger("flwr").level
     process = spawn.Process(target=_work, args=(worker_end, level), daemon=True)
-    process.start()
+    with blocked([signal.SIGINT]):  # else Ctrl-C would print a traceback while it imports
+        process.start()
     worker_end.close()
     return parent_end, process
 

@@ -1,19 +1,29 @@
 """SIGTERM and Ctrl-C: one place handles them for every command."""
 
+import os
 import signal
 import sys
+import tomllib
+from pathlib import Path
 
+import click
 import pytest
-import typer
+from typer import rich_utils
 from typer.testing import CliRunner
 
-from fedapps.commands.data import partition
+import fedapps
+from fedapps.__main__ import main
 from fedapps.commands.main import cli
-from fedapps.common.signals import Terminated, delayed, handlers_kept, sigterm_raises, terminate
-from fedapps.console import stoppable
+from fedapps.common.signals import Terminated, delayed, handlers_kept, interrupt, sigterm_raises
 from fedapps.engines import ray_engine
+from fedapps.engines import run as engines
+from fedapps.results import recorder, table
+from fedapps.results.progress import Display
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
+RUN = ["run", "num-clients=4", "train-fraction=0.75", "local-steps=1", "rounds=2",
+       "--methods", "fedavg", "--engine", "in-process", "--output"]  # fmt: skip
+run_command = sys.modules["fedapps.commands.run"]  # the package's name is the function
 
 
 @pytest.fixture(autouse=True)
@@ -23,30 +33,160 @@ def usual():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_command_says_that_it_stopped_and_exits_with_the_signals_code(number):
-    app = typer.Typer()
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "runs"
 
-    @app.command()
-    @stoppable
-    def command(words: list[str]) -> None:
-        """Wait."""
-        signal.raise_signal(number)
 
-    done = CliRunner().invoke(app, ["a", "b"])
-    assert (done.exit_code, done.stderr) == (128 + number, "stopped\n")
+def once(number):
+    """A function that sends the signal to this process when it is called first."""
+    left = [number]
+
+    def send():
+        if left:
+            os.kill(os.getpid(), left.pop())
+
+    return send
+
+
+def sends_first(monkeypatch, target, name, number):
+    """Make the function send the signal before it begins."""
+    function = getattr(target, name)
+    send = once(number)
+
+    def called(*arguments, **options):
+        send()
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(target, name, called)
+
+
+def check_stopped(words, number):
+    """The command exits with the signal's status and says so in one line."""
+    done = CliRunner().invoke(cli, list(map(str, words)))
+    lines = done.output.splitlines()
+    assert done.exit_code == 128 + number, done.output
+    assert sum(line.startswith("stopped") for line in lines) == 1, done.output
+    assert "error:" not in done.output and "Traceback" not in done.output
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_every_command_ends_so():
-    commands = [*cli.registered_commands, *partition.registered_commands]
-    assert len(commands) > 12
-    handler = stoppable(print).__code__
-    assert [c.name for c in commands if c.callback.__code__ is not handler] == []
+MOMENTS = {
+    "parsing of arguments": (click.Command, "parse_args"),
+    "planning": (run_command, "plan"),
+    "preparation": (run_command, "prepare"),
+    "writing of a file": (recorder, "write_text"),
+    "progress": (Display, "follow"),
+    "end of the progress": (Display, "__exit__"),
+    "tidying": (engines, "_forget_trainings"),
+    "the table": (table, "results"),
+    "the report": (run_command, "make_report"),
+    "a second line": (run_command, "say_failures"),
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_at_any_moment_ends_a_run_with_its_status_and_one_line(
+    moment, number, monkeypatch, folder
+):
+    sends_first(monkeypatch, *MOMENTS[moment], number)
+    check_stopped([*RUN, folder], number)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_a_refusal_is_printed(number, monkeypatch):
+    sends_first(monkeypatch, rich_utils, "rich_format_error", number)
+    done = CliRunner().invoke(cli, ["run", "--nothing"])
+    assert (done.exit_code, done.stderr.count("stopped\n")) == (128 + number, 1)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_an_error_while_a_command_ends_changes_no_status(number, monkeypatch, folder):
+    sends_first(monkeypatch, Display, "follow", number)
+
+    def fail(jobs):
+        raise OSError("not empty")
+
+    monkeypatch.setattr(engines, "_forget_trainings", fail)
+    check_stopped([*RUN, folder], number)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_library_that_raises_another_error_instead_changes_no_status(number, monkeypatch, folder):
+    send = once(number)
+
+    def convert(*arguments):
+        try:
+            send()
+        except KeyboardInterrupt:
+            raise ImportError("numpy failed to import") from None
+
+    monkeypatch.setattr(run_command, "plan", convert)
+    check_stopped([*RUN, folder], number)
+    send = once(number)
+
+    def refuse(*arguments):
+        try:
+            send()
+        except KeyboardInterrupt:
+            raise ValueError("a value that was half read") from None
+
+    monkeypatch.setattr(run_command, "plan", refuse)
+    check_stopped([*RUN, folder], number)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", NUMBERS)
+def test_an_interrupt_that_python_drops_is_raised_again(number, monkeypatch, folder):
+    send = once(number)
+    rounds = []
+
+    class Sender:
+        def __del__(self):
+            send()
+
+    def follow(self, jobs):
+        Sender()
+        rounds.append(jobs)
+
+    monkeypatch.setattr(Display, "follow", follow)
+    check_stopped([*RUN, folder], number)
+    assert len(rounds) <= 3  # with the last one, when the display is left
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_the_command_is_imported(number, monkeypatch, capsys):
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == "fedapps.commands.main":
+                os.kill(os.getpid(), number)
+
+    monkeypatch.delitem(sys.modules, "fedapps.commands.main")
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 128 + number
+    assert capsys.readouterr().err == "stopped\n"
+    # What comes while Python ends, ends it at once.
+    assert [signal.getsignal(n) for n in NUMBERS] == [signal.SIG_DFL] * 2
+
+
+def test_the_installed_command_handles_signals_before_its_imports():
+    project = Path(fedapps.__file__).parents[1] / "pyproject.toml"
+    scripts = tomllib.loads(project.read_text("utf-8"))["project"]["scripts"]
+    assert scripts == {"fedapps": f"{main.__module__}:{main.__name__}"}
+
+
+def test_a_parent_that_ignores_a_signal_keeps_it_so_in_a_command(monkeypatch, folder):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sends_first(monkeypatch, run_command, "plan", signal.SIGINT)
+    assert CliRunner().invoke(cli, [*RUN, str(folder)]).exit_code == 0
 
 
 def test_a_library_replaces_no_handler():
-    with sigterm_raises(terminate):
+    with sigterm_raises(interrupt):
         with handlers_kept():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,7 +205,7 @@ def test_a_signal_that_meets_rays_own_handler_is_one_of_the_command(monkeypatch)
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(ray, "init", start)
-    with sigterm_raises(terminate), pytest.raises(Terminated):
+    with sigterm_raises(interrupt), pytest.raises(Terminated):
         ray_engine._init()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -74,7 +214,7 @@ def test_a_signal_that_meets_rays_own_handler_is_one_of_the_command(monkeypatch)
 def test_a_delayed_signal_comes_afterwards(number):
     """Also where what was done meanwhile failed."""
     done = []
-    with sigterm_raises(terminate):
+    with sigterm_raises(interrupt):
         for error in (None, RuntimeError("failed")):
             with pytest.raises(KeyboardInterrupt), delayed():
                 signal.raise_signal(number)
@@ -86,5 +226,5 @@ def test_a_delayed_signal_comes_afterwards(number):
 
 def test_a_parent_that_ignores_sigterm_keeps_it_so():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with sigterm_raises(terminate):
+    with sigterm_raises(interrupt):
         signal.raise_signal(signal.SIGTERM)
