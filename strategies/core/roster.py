@@ -82,6 +82,7 @@ class Roster:
         self._present: dict[int, Node] = {}  # by node id
         self._nodes: dict[int, Node] = {}  # by node id, with its first identity
         self._clients: dict[int, Node] = {}  # by client id, the first node that gave it
+        self._all_present: range | None = None  # the nodes' ids if all of them are present
         self._cached_holders: list[Node] | None = []  # None if nodes joined or left
         self._refusals: dict[int, Refusal] = {}  # present refusals, by node id
         # Nodes with equal properties share one object: thousands of nodes differ little.
@@ -99,9 +100,16 @@ class Roster:
         self._start_timeout = 0.0
         deadline = time.monotonic() + self.wait
         while True:
-            ids = set(grid.get_node_ids())
-            self._remove_absent(ids)
-            self._admit_new(ids, grid, config, timeout)
+            given = grid.get_node_ids()
+            # A simulation's nodes are a range, which takes no memory, whatever its length.
+            ids = given if isinstance(given, range) else set(given)
+            if ids != self._all_present:
+                self._remove_absent(ids)
+                self._admit_new(ids, grid, config, timeout)
+                if isinstance(ids, range) and len(self._present) == len(ids):
+                    self._all_present = ids
+                else:
+                    self._all_present = None
             nodes = self._holders()
             refusals = [refusal for i, refusal in self._refusals.items() if i in ids]
             if nodes and len(nodes) + len(refusals) >= self.least:
@@ -122,10 +130,10 @@ class Roster:
             self._cached_holders = None
 
     def _admit_new(
-        self, ids: set[int], grid: Grid, config: Mapping[str, Any], timeout: float
+        self, ids: Collection[int], grid: Grid, config: Mapping[str, Any], timeout: float
     ) -> None:
         """Query the nodes that are neither present nor banned, and admit or refuse them."""
-        new = sorted(ids.difference(self._present, self._banned))
+        new = sorted(i for i in ids if i not in self._present and i not in self._banned)
         without_client_id: list[Node] = []
         for start in range(0, len(new), ASKED_AT_ONCE):
             batch = new[start : start + ASKED_AT_ONCE]
@@ -151,19 +159,25 @@ class Roster:
         The same list until nodes join or leave."""
         if self._cached_holders is not None:
             return self._cached_holders
-        first_ids = {node.client: node.id for node in self._clients.values()}
-        holders: dict[int, Node] = {}
-        # The first node of each client comes first, and so holds its client id.
-        by_precedence = sorted(
-            self._present.values(), key=lambda node: node.id != first_ids[node.client]
-        )
-        for node in by_precedence:
-            holder = holders.setdefault(node.client, node)
-            if holder is node:
-                self._refusals.pop(node.id, None)
+        # The first node of each client holds its client id, if it is present.
+        nodes: list[Node] = []
+        later: list[Node] = []
+        for node in self._present.values():
+            if self._clients[node.client].id == node.id:
+                nodes.append(node)
             else:
-                self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
-        self._cached_holders = sorted(holders.values())
+                later.append(node)
+        if later:
+            holders = {node.client: node for node in nodes}
+            for node in later:
+                holder = holders.setdefault(node.client, node)
+                if holder is node:
+                    nodes.append(node)
+                else:
+                    self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
+        for node in nodes:
+            self._refusals.pop(node.id, None)
+        self._cached_holders = sorted(nodes)
         return self._cached_holders
 
     def _query(

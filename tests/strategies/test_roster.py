@@ -44,6 +44,17 @@ def test_of_two_nodes_with_one_id_the_first_stays_until_it_leaves():
     assert look(roster, grid, 1, 2, 3) == ([(5, 3), (7, 1)], {"identity": 1})
 
 
+def test_a_range_of_nodes_that_changes_is_noticed(monkeypatch):
+    """A range whose nodes are all present is not gone through again."""
+    grid, _ = federation({"client": 7}, {"client": 6}, {"client": 5})
+    roster = Roster(1, 0.0, "")
+    for start, stop in ((1, 3), (1, 4), (2, 4), (2, 4), (1, 4), (1, 3)):
+        ids = range(start, stop)
+        monkeypatch.setattr(grid, "get_node_ids", lambda ids=ids: ids)
+        nodes = roster.present(grid, {}, 1.0)
+        assert sorted(node.id for node in nodes) == list(ids)
+
+
 def test_a_node_without_a_client_id_gives_way_to_one_that_has_it():
     """Node 1 gives no client id and would be client 1, which is the id that node 2 gives."""
     grid, _ = federation({}, {"client": 1}, {"client": 0})
