@@ -36,12 +36,13 @@ def obstacles(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def installed(tmp_path):
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
     """Runs Python in a user's folder, with the package as a wheel holds it."""
-    package(ROOT, tmp_path / "site" / "fedapps")
-    user = obstacles(tmp_path / "user")
-    path = os.pathsep.join(map(str, (user, tmp_path / "site")))
+    folder = tmp_path_factory.mktemp("installed")
+    package(ROOT, folder / "site" / "fedapps")
+    user = obstacles(folder / "user")
+    path = os.pathsep.join(map(str, (user, folder / "site")))
 
     def run(*words):
         env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
