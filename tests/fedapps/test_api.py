@@ -42,7 +42,9 @@ def test_tables_and_figures(runs):
     assert "novel clients" in repr(runs) and "<table" in runs._repr_html_()
     labels = {line.get_label() for axis in runs.plot("curves").axes for line in axis.lines}
     assert {"fedavg", "tent"} <= labels
-    with pytest.raises(ValueError, match="unknown figure 'pie'; known: curves, clients, swept"):
+    with pytest.raises(
+        ValueError, match="unknown figure 'pie'; known: curves, time, clients, swept"
+    ):
         runs.plot("pie")
     with pytest.raises(ValueError, match="unknown round 'foo'; known: best, last"):
         runs.clients("foo")
@@ -143,7 +145,7 @@ def test_a_run_that_never_began_raises_with_its_reason(tmp_path, monkeypatch):
 
 
 def test_a_failed_run_raises_and_the_others_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr("clients.methods.tent.TENTClient.loss", None)
+    monkeypatch.setattr("clients.methods.tent.TENTClient.predict", None)
     with pytest.raises(RuntimeError, match="tent-seed0: "):
         fedapps.run(["fedavg", "tent"], 0, output=tmp_path, **SMALL, **QUIET)
     assert fedapps.read(tmp_path).names[0] == "fedavg-seed0"

@@ -81,7 +81,10 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
         (["deploy", "OUT"], "holds no deployment.json"),
         (["deploy", "OUT/d", "--nodes", "2", "--only", "node-5"], "unknown node-5; known: super"),
         (["deploy", "OUT/d", "--nodes", "2", "--only", "node-1"], "--only chooses what --start"),
-        (["deploy", "OUT/d", "--tls"], "--tls, --host and --data belong to a new deployment"),
+        (
+            ["deploy", "OUT/d", "--tls"],
+            "--tls, --own-keys, --host and --data belong to a new deployment",
+        ),
         (["deploy", "OUT/d", "--host", "10.0.0.1"], "belong to a new deployment: add --nodes"),
         (["deploy", "OUT/d", "--nodes", "2", "--data", "OUT"], "--nodes is 2; "),
         (["deploy", "OUT/d", "--nodes", "-1"], "--nodes is -1"),
