@@ -7,7 +7,9 @@ FedAvg's network or by a corrected one, and sends nothing.
 
 The equations are in `clients.core.decision`. BBSE uses π of the training clients and all inputs as
 one batch. "bn16" normalises by the inputs' statistics and by the training statistics, which count
-as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is FedAvg's."""
+as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is FedAvg's.
+
+In a stream each update decides anew, for its inputs together with the newest ones before them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +85,7 @@ PLAYED = "played"  # group of the state: newcomers, between the server's message
 MIXING = 0.001  # ε of BBSE
 EM_STEPS = 20
 NONE = "none"
+INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 KEPT = "Kept the global model"
 NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
 CANDIDATES = setting(
@@ -98,6 +101,7 @@ class AutoClient(HoldingOut):
 
     tasks = (CLASSES,)
     needs_head = True
+    supports_streaming = True
     exchanges = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
     saves_state_after = ("query.misfit", "query.guard")
 
@@ -107,6 +111,12 @@ class AutoClient(HoldingOut):
         EVERY,
         "changes of inputs that played newcomers may have, as their kind allows",
         listed=True,
+        evaluation=True,
+    )
+    stream_inputs = setting(
+        100,
+        "newest inputs of a stream that the choice is made for; the saved stream holds them",
+        f"[{SIZES[0]}, 100000]",
         evaluation=True,
     )
 
@@ -145,27 +155,49 @@ class AutoClient(HoldingOut):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), corrected as the rule chooses."""
+        self.stream = {}
+        return self.update(x)
+
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of x, corrected as the rule chooses for x and the inputs before it."""
         self._correction = None
         self.adaptation_metrics = {}
+        self.intermediate_logits = {}
         self.choice = None
         if not self.rule:
             self.choice = Choice(NONE, f"{KEPT}: the run has no rule, as nobody played newcomers")
             return super().predict(x)
-        if len(x) < SIZES[0]:  # no newcomer had so few inputs
-            reason = f"{KEPT}: {len(x)} inputs are fewer than the {SIZES[0]} that a choice needs"
+        inputs = x
+        if INPUTS in self.stream:
+            inputs = torch.cat([self.stream[INPUTS], x])
+        previous = self.stream.get(CHOSEN)
+        self.stream = {INPUTS: inputs[-self.stream_inputs :].clone()}
+        if len(inputs) < SIZES[0]:  # no newcomer had so few inputs
+            number = f"{len(inputs)} inputs are" if len(inputs) > 1 else "1 input is"
+            reason = f"{KEPT}: {number} fewer than the {SIZES[0]} that a choice needs"
             self.choice = Choice(NONE, reason)
             return super().predict(x)
-        case, views = self.case(x)
-        base = views[""]
+        case, views = self.case(inputs)
+        before = len(inputs) - len(x)
+        base = views[""][before:]
         self.intermediate_logits = {"base": base}
         decision = decide(Rule.of(self.rule), case, self.names)
+        self.stream[CHOSEN] = torch.tensor(decision.choice)
         self.adaptation_metrics = self.described(decision)
-        self.choice = self.explained(decision, len(x))
+        self.choice = self.explained(decision, len(inputs))
+        if previous is not None and int(previous) != decision.choice:
+            former = self.name_of(int(previous))
+            reason = f"Changed from {former} to {self.choice.name}. {self.choice.reason}"
+            self.choice = Choice(self.choice.name, reason)
         if decision.choice == KEEP:
             return base
         name = self.names[decision.choice]
         self._correction = self._corrections[name]
-        return views[name]
+        return views[name][before:]
+
+    def name_of(self, choice: int) -> str:
+        """The name of a choice, KEEP or the place of a candidate."""
+        return NONE if choice == KEEP else self.names[choice]
 
     def described(self, decision: Decision) -> Metrics:
         """T, t, k, the choice, and d and w of the candidate with the highest expected gain."""

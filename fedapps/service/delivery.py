@@ -334,7 +334,9 @@ def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult
         raise ValueError("after this update the model would predict NaN; it stays as it was")
     metrics = dict(client.adaptation_metrics)
     after = stream.after(client)
-    return PersonalizationResult(card, network.cpu(), logits.cpu(), inputs, metrics, after)
+    return PersonalizationResult(
+        card, network.cpu(), logits.cpu(), inputs, metrics, after, client.choice
+    )
 
 
 def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalModel:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from clients_with_sources import novel_client
+from flwr.app import Context, RecordDict
 from small_runs import SMALL, Watched, fedapps, federate, share, update
 
 import partitions
@@ -19,6 +20,7 @@ from clients.methods.auto import KEPT, AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
+from fedapps import InProcessGrid, client_app, server_app
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
@@ -123,6 +125,47 @@ def test_each_choice_is_its_correction(place, name):
     torch.testing.assert_close(other.predict(x[:19]), Client.predict(other, x[:19]))
     assert other.adaptation_metrics == {}
     assert other.choice == ("none", f"{KEPT}: 19 inputs are fewer than the 20 that a choice needs")
+
+
+def test_a_stream_collects_inputs_until_a_choice_is_certain_and_may_change_its_mind():
+    """BBSE changes the shares d = 1, 1 and 0.5 of 30, 30 and 20 inputs, with w = 0.9: w √(n d) is
+    4.93, 4.93 and 2.85. The guard of 4 lets the first two pass. Of 12 inputs there is no choice."""
+    client = training_client(candidates="bbse")
+    rule = replace(rule_that_chooses(client, 0), guard=np.array([4.0, 4.0]))
+    other, x = served(client, source_of(client), rule)
+    other.stream_inputs = 20
+    x = X.square()
+    decided = []
+    shares = iter([1.0, 1.0, 0.5])
+
+    def case(inputs, y=None):
+        """The real views, with hand-made numbers of changed samples."""
+        decided.append(inputs)
+        case, views = AutoClient.case(other, inputs)
+        rows = np.zeros((round(next(shares) * len(inputs)), 9))
+        return replace(case, evidence=[rows]), views
+
+    other.case = case
+    torch.testing.assert_close(other.update(x[:12]), Client.predict(other, x[:12]))
+    assert not decided and other.choice.name == "none" and len(other.stream["inputs"]) == 12
+    z = other.update(x[12:30])
+    torch.testing.assert_close(decided[0], x[:30])
+    _, views = AutoClient.case(other, x[:30])
+    torch.testing.assert_close(z, views["bbse"][12:])
+    torch.testing.assert_close(other.intermediate_logits["base"], views[""][12:])
+    assert other.choice.name == "bbse" and other.choice.reason.startswith("Chose bbse: ")
+    assert torch.equal(other.stream["inputs"], x[10:30])
+    other.update(x[30:])
+    assert torch.equal(decided[1], x[10:])
+    assert other.choice.reason.startswith("Chose bbse: ")
+    z = other.update(x[:0])
+    assert torch.equal(decided[2], x[20:]) and len(z) == 0
+    assert other.choice.name == "none"
+    assert other.choice.reason.startswith(f"Changed from bbse to none. {KEPT}: ")
+    assert other.choice.reason.endswith("the 45.0 points that bbse is expected to win are too "
+                                        "uncertain")  # fmt: skip
+    other.predict(x[:12])  # evaluation begins anew
+    assert torch.equal(other.stream["inputs"], x[:12])
 
 
 def test_the_reason_says_what_the_inputs_look_like_and_what_is_expected():
@@ -356,3 +399,34 @@ def test_newcomers_are_played_before_they_are_asked_for():
     client = training_client()
     with pytest.raises(ValueError, match=r"query\.misfit comes first"):
         client.play({}, {})
+
+
+def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_it():
+    """Four nodes with labels and one without: the label of a training sample is the largest of its
+    three columns. Nodes answer all exchanges, and the evaluated nodes say what they chose."""
+
+    def data(context):
+        number = context.node_config["partition-id"]
+        x = torch.rand(60, 3, generator=torch.Generator().manual_seed(number))
+        y = x.argmax(1)
+        return x if number == 4 else ((x, y), (x, y))
+
+    def network():
+        return torch.nn.Linear(3, 3)
+
+    ended = []
+    client = client_app("auto", model=network, data=data, lr=0.5, local_steps=5, held_out=0.5)
+    server = server_app(
+        "auto", model=network, shape=(3,), min_available_nodes=5, alpha=0.3,
+        then=lambda *result: ended.extend(result), rounds=1,
+    )  # fmt: skip
+    grid = InProcessGrid(client, {}, [{"partition-id": number} for number in range(5)])
+    server(grid, Context(1, 0, {}, RecordDict(), {}))
+    result, strategy = ended
+    assert sorted(node.novel for node in strategy.nodes) == [False] * 4 + [True]
+    assert strategy.rule["guard"].shape == (2,) and strategy.source["means"].shape == (3, 10)
+    scores = dict(result.evaluate_metrics_clientapp[1])
+    for role in ("train", "novel"):
+        assert scores[f"{role}-chosen-none"] + scores[f"{role}-chosen-bbse"] == 1
+        assert np.isfinite(scores[f"{role}-misfit"])
+    assert scores["train-clients"] == 4 and "novel-accuracy" not in scores

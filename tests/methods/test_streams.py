@@ -10,6 +10,7 @@ from torch import nn
 
 from clients.core.evaluation import predict_novel
 from clients.methods.atp import ATPClient
+from clients.methods.auto import AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.methods.flowdup import FLowDUPClient
@@ -193,6 +194,7 @@ def test_which_methods_go_on():
     ):
         assert novel(kind).supports_streaming and not novel(kind, **settings).supports_streaming
     able = {name for name, method in METHODS.items() if method.client.supports_streaming}
-    assert able == {"atp", "bbse", "bn-adapt", "flowdup", "hyperfedzero", "prior-em", "shot", "t3a",
-                    "tent"}  # fmt: skip
-    assert set(SETTINGS) == {METHODS[name].client for name in able}
+    assert able == {"atp", "auto", "bbse", "bn-adapt", "flowdup", "hyperfedzero", "prior-em",
+                    "shot", "t3a", "tent"}  # fmt: skip
+    # Auto chooses by a rule of its server; test_auto.py has its stream.
+    assert {*SETTINGS, AutoClient} == {METHODS[name].client for name in able}
