@@ -2,24 +2,30 @@
 
 All clients train the body under one random head, which is neither trained nor sent. When a client
 is scored, it first personalizes the model by epochs of local SGD. Novel clients without labels get
-the body under the random head. Departs from the authors' code: the server's mean is weighted by
-sample counts."""
+the body under the random head.
+
+The personalization has a small rate of its own: under a random head features grow long, and at the
+training rate its first steps diverge. Departs from the authors' code: the server's mean is weighted
+by sample counts."""
 
 from clients.core.arrays import Arrays
 from clients.core.client import Config, Metrics
 from clients.core.protocol import StateUse
 from clients.core.sgd import train_only
 from clients.methods.fedper import FedPerClient
-from fedapps.common.settings import COUNT, setting
+from fedapps.common.settings import COUNT, RATE, setting
 
 
 class FedBABUClient(FedPerClient):
-    """Personalizes `part` of the network in `tune_epochs` epochs at the local learning rate."""
+    """Personalizes `part` of the network in `tune_epochs` epochs at `tune_lr`."""
 
     any_optimizer = True
     also_scores_global_model = True
     needs_state = StateUse.NONE
 
+    rates = ("lr", "tune_lr")
+
+    tune_lr = setting(0.01, "learning rate of the personalization; 0: lr", RATE)
     tune_epochs = setting(5, "epochs that personalize the model before it is scored", COUNT)
     part = setting("all", "part of the network that is personalized", ("all", "head", "body"))
 
@@ -36,7 +42,8 @@ class FedBABUClient(FedPerClient):
         if self.tune_epochs and not self.share.novel:
             rows = self.rows(config, "tune", epochs=self.tune_epochs)
             with train_only(self.model, self.is_tuned) as parameters:
-                self.fit_locally(config, rows=rows, parameters=parameters)
+                lr = self.tune_lr or self.lr
+                self.fit_locally(config, rows=rows, parameters=parameters, lr=lr)
             self.model.eval()
 
     def is_tuned(self, name: str) -> bool:

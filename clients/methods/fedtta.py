@@ -55,7 +55,7 @@ class FedTTAClient(Adapting, Client):
     )
     mu = setting(0.0, "weight of the KL divergence from the server's predictions", NONNEGATIVE)
     kl_direction = KL_DIRECTION
-    clip_norm = setting(1.0, "clip each network's outer gradient to this norm; 0: off", NONNEGATIVE)
+    clip_norm = setting(5.0, "clip each network's outer gradient to this norm; 0: off", NONNEGATIVE)
     inner_loss = setting(
         "whole",
         "ℓ_per: √(batch-size / n)·‖g‖ of all, or mean of batches",

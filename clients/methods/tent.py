@@ -22,7 +22,7 @@ from clients.core.normalisation import (
     with_statistics,
 )
 from clients.core.optimizers import SGD
-from fedapps.common.settings import COUNT, NONNEGATIVE, setting
+from fedapps.common.settings import COUNT, NONNEGATIVE, RATE, setting
 from fedapps.common.tasks import CLASS_PROBABILITIES
 
 
@@ -34,9 +34,8 @@ class TENTClient(Client):
     tasks = CLASS_PROBABILITIES
     supports_streaming = True
 
-    adapt_steps = setting(
-        10, "SGD steps on the entropy when scored, at the local lr", COUNT, evaluation=True
-    )
+    adapt_steps = setting(10, "SGD steps on the entropy when scored", COUNT, evaluation=True)
+    adapt_lr = setting(0.0, "learning rate of these steps; 0: the local lr", RATE, evaluation=True)
     parameters = setting(
         "auto",
         "auto: affine parameters of normalisation layers, if any; or all",
@@ -69,16 +68,17 @@ class TENTClient(Client):
         received = self._copied_weights()
         self.model.load_state_dict(self.stream, strict=False)
         batch_statistics(self.model, len(x) > 1)  # one sample has no variance
+        self.prepare_steps(x)
         adapted = self.trainable()
-        optimizer = SGD(adapted, self.lr, weight_decay=self.weight_decay)
+        optimizer = SGD(adapted, self.adapt_lr or self.lr, weight_decay=self.weight_decay)
         self.intermediate_logits = {}
         for _ in range(self.adapt_steps):
             optimizer.zero_grad()
             logits_of_parts = []
-            for part in self.parts(x):
+            for number, part in enumerate(self.parts(x)):
                 z = self.model(part)
                 weight = len(part) / len(x)
-                (self.objective(z) * weight / self.unit).backward()
+                (self.objective(z, number) * weight / self.unit).backward()
                 logits_of_parts.append(z.detach())
             # Only before the first step.
             self.intermediate_logits.setdefault("base", torch.cat(logits_of_parts))
@@ -103,8 +103,12 @@ class TENTClient(Client):
         """A copy of the model's `state_dict`."""
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
-    def objective(self, logits: Tensor) -> Tensor:
-        """The objective that adaptation minimises: the mean entropy of logits (n, C)."""
+    def prepare_steps(self, x: Tensor) -> None:
+        """Prepare the steps on the inputs x, with the network as it is before the first one."""
+
+    def objective(self, logits: Tensor, part: int = 0) -> Tensor:
+        """The objective that adaptation minimises: the mean entropy of logits (n, C), those of the
+        inputs' part number `part`."""
         return entropy(logits)
 
     def personal_model(self, x: Tensor) -> nn.Module:

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from clients.core.arrays import Arrays
-from fedapps.common.settings import ROUNDS, setting
+from fedapps.common.settings import ROUNDS, SHARE, setting
 from strategies.core.replies import Node, Update
 from strategies.methods.fedavg import FedAvg
 
 
 class TwoPhases(FedAvg):
-    """Up to round `fedavg_rounds` every array travels both ways. Then only the arrays travel that
-    `travels` accepts; of the other arrays the server keeps FedAvg's last values.
+    """The first phase takes `fedavg_rounds`, or the share `fedavg_share` of the run's rounds; every
+    array travels both ways. Then only the arrays travel that `travels` accepts. Of the other arrays
+    the server keeps FedAvg's last values.
 
     A client gets the other arrays once, and again after a message that it did not answer. Every
     message holds the phase under `phase_key`. The reported round is one of the second phase."""
@@ -22,7 +23,12 @@ class TwoPhases(FedAvg):
     # A late reply may be one of the other phase, with other names.
     uses_late_replies = False
 
-    fedavg_rounds = setting(20, "rounds of FedAvg before the second phase", ROUNDS)
+    fedavg_rounds = setting(
+        0, "rounds of FedAvg before the second phase; 0: by fedavg-share", ROUNDS
+    )
+    fedavg_share = setting(
+        0.5, "share of the run's rounds that FedAvg takes", SHARE, beside="fedavg-rounds=0"
+    )
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -34,10 +40,15 @@ class TwoPhases(FedAvg):
         raise NotImplementedError
 
     @property
+    def first_rounds(self) -> int:
+        """The rounds of the first phase, rounded down."""
+        return self.fedavg_rounds or int(self.fedavg_share * self.num_rounds)
+
+    @property
     def in_second(self) -> bool:
         """Whether this is the second phase."""
         # Checkpoints of earlier versions hold `started` and no `begun`.
-        return self.begun or bool(self.started) or self.round > self.fedavg_rounds
+        return self.begun or bool(self.started) or self.round > self.first_rounds
 
     @property
     def may_stop(self) -> bool:

@@ -1,8 +1,8 @@
 """ATP server (Bao, Wei, Wang and He, NeurIPS 2023): FedAvg, then rates of adaptation.
 
-A run that starts from another method's model begins with the second phase. Names on the wire: up to
-round `fedavg_rounds` every name both ways; then `adaptation_rates` α both ways, and the network
-once to each client. A run that is resumed without the clients' states sends the network again.
+A run that starts from another method's model begins with the second phase. Names on the wire: in
+the first phase every name both ways; then `adaptation_rates` α both ways, and the network once to
+each client. A run that is resumed without the clients' states sends the network again.
 α ← the plain mean of the replies. Evaluated clients, also novel ones, get the network and α."""
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ from strategies.methods._two_phases import TwoPhases
 
 
 class ATP(TwoPhases):
-    """`fedavg_rounds` rounds of FedAvg, then the rates alone; the server keeps the network."""
+    """Rounds of FedAvg, then of the rates alone; the server keeps the network."""
 
     phase_key = LEARN_RATES
+    fedavg_share = 0.8
     requires = Requirement(
         "atp", "learn rates of adaptation for a fixed network", offers=("adaptation-rates",)
     )

@@ -1,6 +1,6 @@
 """LG-FedAvg server (Liang et al., 2020): FedAvg of the whole model, then of the shared layers.
 
-A run that continues a second phase starts in it. Names on the wire: up to round `fedavg_rounds`
+A run that continues a second phase starts in it. Names on the wire: in the first phase
 every name both ways, then the shared layers both ways, and once the body of FedAvg's last model to
 each client. A client that has a body keeps it. Departs from the authors' code: means are weighted
 by sample counts, not equal, and by default the head alone is shared, see
@@ -16,7 +16,7 @@ from strategies.methods._two_phases import TwoPhases
 
 
 class LGFedAvg(TwoPhases):
-    """`fedavg_rounds` rounds of FedAvg, then the `shared_layers` alone."""
+    """Rounds of FedAvg, then of the `shared_layers` alone."""
 
     phase_key = OWN_BODIES
     requires = Requirement(

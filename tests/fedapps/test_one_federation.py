@@ -28,9 +28,9 @@ def test_chosen_methods_run_in_the_main_jobs_federation(tmp_path):
     (ditto,) = jobs(tmp_path, "rounds=7", "lr=0.1", methods="ditto")
     expected = main | {"rounds": 7, "lr": 0.1, "pfedhn.lr": 0.1, "method": "ditto"}
     assert {key: ditto.config[key] for key in expected} == expected
-    (chosen,) = jobs(tmp_path, methods="fedtta++")
-    (whole,) = [job for job in jobs(tmp_path) if job.method == "fedtta++"]
-    assert chosen == whole and chosen.config["fedtta++.clip-norm"] == 5.0
+    (chosen,) = jobs(tmp_path, methods="pfedhn")
+    (whole,) = [job for job in jobs(tmp_path) if job.method == "pfedhn"]
+    assert chosen == whole and chosen.config["pfedhn.lr"] == 0.05
 
 
 def test_an_experiment_changes_the_main_job_if_it_names_no_methods(tmp_path):

@@ -23,7 +23,8 @@ def test_fedbabu_trains_the_body_and_tunes_when_scored():
     """The head stays as it was; one epoch in one batch tunes it by −η (σ(hWᵀ + b) − onehot)ᵀ h/n,
     and no novel client is tuned."""
     x, y = torch.randn(6, 1, 2, 2, generator=torch.manual_seed(0)), torch.arange(6) % 3
-    settings = {"lr": 0.5, "batch_size": 6, "local_steps": 1, "tune_epochs": 1, "part": "head"}
+    settings = {"lr": 0.5, "tune_lr": 0.5, "batch_size": 6, "local_steps": 1, "tune_epochs": 1}
+    settings["part"] = "head"
     client = FedBABUClient(build_model("mlp-small", (1, 2, 2), 3, 0), share(x, y), **settings)
     start = client.initial
     reply, _, _ = client.train({n: a for n, a in start.items() if not n.startswith("head.")}, {})
@@ -43,3 +44,14 @@ def test_fedbabu_trains_the_body_and_tunes_when_scored():
     object.__setattr__(client.share, "novel", True)
     client.receive(reply, {})
     torch.testing.assert_close(client.model.head.weight.detach(), weight)
+
+
+def test_fedbabu_tunes_at_a_rate_of_its_own():
+    """One step of the head on one input of feature 2, from zeros: −tune_lr (σ(0) − onehot) h."""
+    model = nn.Linear(1, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    settings = {"lr": 0.5, "tune_lr": 0.1, "batch_size": 1, "tune_epochs": 1}
+    client = FedBABUClient(model, share(torch.full((1, 1), 2.0), [0]), **settings)
+    client.receive({}, {})
+    torch.testing.assert_close(client.model.weight.detach(), torch.tensor([[0.1], [-0.1]]))

@@ -290,7 +290,7 @@ def test_the_servers_mean_by_hand():
 
 def test_each_network_is_clipped_apart():
     """Gradients (3, 4) and (0, 5) shrink to norm 1 each, (0, 0.5) stays."""
-    client = FedTTAClient(line(w=[0.0, 0.0], a=[0.0, 0.0]), make_share(ONE))
+    client = FedTTAClient(line(w=[0.0, 0.0], a=[0.0, 0.0]), make_share(ONE), clip_norm=1.0)
     for length, shrunk in ((0.5, 0.5), (5.0, 1.0)):
         client.base.weight.grad = torch.tensor([[3.0], [4.0]])
         client.adaptation.weight.grad = torch.tensor([[0.0, length]])

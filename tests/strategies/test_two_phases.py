@@ -33,6 +33,26 @@ def test_a_client_that_does_not_reply_gets_everything_again(strategy, part):
     assert [sent[node].keys() for node in NODES] == [{part}, arrays.keys()]
 
 
+@pytest.mark.parametrize(
+    ("given", "num_rounds", "first"),
+    [
+        ({}, 60, 48),
+        ({"fedavg_share": 0.4}, 8, 3),
+        ({"fedavg_rounds": 7}, 8, 7),
+        ({"fedavg_share": 0.0}, 8, 0),
+    ],
+)
+def test_the_first_phase_is_a_share_of_the_rounds(given, num_rounds, first):
+    """Rounded down; a number of rounds comes first."""
+    server = ATP(**given)
+    server.num_rounds = num_rounds
+    phases = []
+    for number in (max(first, 1), first + 1):
+        server.now = Round(number)
+        phases.append(server.in_second)
+    assert phases == [first == 0, True]
+
+
 def test_a_resumed_run_from_a_fedavg_model_stays_in_the_second_phase():
     """Even if no client has the network, as after a round that was undone."""
     rates = {RATES: np.zeros(3, np.float32)}
