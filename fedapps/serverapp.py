@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 import partitions
 from clients.core.arrays import Arrays, to_record
 from clients.core.protocol import FewShot
-from fedapps.building import strategy_of_run
+from fedapps.building import size_note, strategy_of_run
 from fedapps.callbacks import make_callbacks
 from fedapps.common import external_code
 from fedapps.common.errors import error_line
@@ -140,6 +140,8 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
             if strategy.now.has_state:
                 recorder.write_checkpoint_if_due(strategy, {"callbacks": callbacks.state()})
 
+        if report and (note := size_note(config)):
+            log(WARNING, "%s", note)
         strategy, shared = strategy_of_run(
             config,
             on_round=on_round,

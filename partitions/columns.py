@@ -63,14 +63,15 @@ def chosen_columns(config: Config, info: Info) -> tuple[list[str], list[str]]:
 
 
 def complete_rows(config: Config, dataset: Dataset) -> tuple[Dataset, list[str]]:
-    """A table without the rows that have empty cells in its inputs or in the clients' column, and
-    notes that name them. Raises ValueError if they are more than the share `skip-broken`."""
+    """A user's data without the rows that have an empty cell in the clients' column, and of a table
+    also in its inputs, and notes that name them. Raises ValueError if they are more than the share
+    `skip-broken`."""
     description = dataset.info.inputs
     allowed = float(config.get("skip-broken", 0.0))
-    if not allowed or description is None or description.kind != TABLE:
+    if not allowed or description is None:
         return dataset, []
     names: list[str] = []
-    if config["missing"] == REFUSE:
+    if description.kind == TABLE and config["missing"] == REFUSE:
         names, _ = chosen_columns(config, dataset.info)
     owner = owner_column(config, dataset.info)
     gaps = np.zeros(len(dataset.y), dtype=bool)
@@ -78,8 +79,9 @@ def complete_rows(config: Config, dataset: Dataset) -> tuple[Dataset, list[str]]
         gaps |= dataset.columns[owner] == ""
     elif owner in description.names:
         names = [*names, owner]
-    used = [description.names.index(name) for name in names]
-    gaps |= np.isnan(dataset.x.numpy()[:, used]).any(1)
+    if names:
+        used = [description.names.index(name) for name in names]
+        gaps |= np.isnan(dataset.x.numpy()[:, used]).any(1)
     if not gaps.any():
         return dataset, []
     rows = np.flatnonzero(gaps).tolist()

@@ -86,7 +86,7 @@ def read_input_files(path: Path, card: Card) -> Inputs:
 def _read(raw: Raw, path: Path, card: Card) -> Inputs:
     """What was read at `path` as inputs of the run."""
     notes = list(raw.notes)
-    rows: list[int] = []
+    rows = list(raw.rows)
     if raw.inputs is not None and raw.inputs.kind == TABLE:
         description = raw.inputs
         if card.skip_broken and card.encoding is not None:

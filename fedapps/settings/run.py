@@ -36,8 +36,8 @@ class RunSettings(Configured):
     )
     skip_broken = setting(
         0.0,
-        "own data: share of the images that are broken, or of a table's rows with empty cells, "
-        "that may be left out; they are named, and above it the data are refused",
+        "own data: share of the images that are broken, or of the rows with gaps, that may be left "
+        "out; they are named, and above it the data are refused",
         "[0, 1)",
     )
     task = setting(

@@ -282,6 +282,17 @@ def _of_one_type(labels: np.ndarray, source: str) -> np.ndarray:
     return converted
 
 
+def lacks_label(y: np.ndarray) -> np.ndarray:
+    """Whether each row of labels (n, …) is a missing value, or has one, (n,)."""
+    if y.dtype.kind == "f":
+        lacking = np.isnan(y)
+    elif y.dtype.kind == "U":
+        lacking = np.isin(np.char.lower(np.char.strip(y)), list(MISSING_TEXTS))
+    else:
+        lacking = np.zeros(y.shape, dtype=bool)
+    return lacking.reshape(len(y), -1).any(1)
+
+
 def _is_missing(label: Any) -> bool:
     """Whether it is None, NaN or the missing value of pandas, which equals nothing."""
     if label is None or type(label).__name__ in ("NAType", "NaTType"):

@@ -96,3 +96,61 @@ def test_rows_with_empty_cells_are_left_out(tmp_path):
     assert {found.share(client).attributes["owner"] for client in (0, 1)} == {"x", "y"}
     with pytest.raises(ValueError, match=r"2 of 39 rows cannot be used, above skip-broken=0.03"):
         partitions.federation(config | {"skip-broken": 0.03})
+
+
+def gaps(folder, **arrays):
+    """Forty rows of two numbers: row 2 has NaN, row 4 infinity, row 5 no label, row 7 no owner."""
+    x = np.arange(80.0).reshape(40, 2)
+    x[2, 1] = np.nan
+    x[4, 0] = np.inf
+    y = np.arange(40) // 2 % 2 + 0.0
+    y[5] = np.nan
+    owner = np.array(["u", "v"] * 20)
+    owner[7] = ""
+    np.savez(folder / "d.npz", **{"x": x, "y": y, "owner": owner} | arrays)
+    return folder / "d.npz"
+
+
+def test_rows_of_arrays_are_left_out(tmp_path):
+    """3 of 40 rows, and then 1 of 37: both are below 0.08, the first ones are above 0.07."""
+    config = defaults() | {
+        "dataset": str(gaps(tmp_path)),
+        "standardize": "none",
+        "partition": "natural",
+        "partition.column": "owner",
+        "num-clients": 2,
+        "train-fraction": 1.0,
+    }
+    found = partitions.federation(config | {"skip-broken": 0.08})
+    kept = [row for row in range(40) if row not in (2, 4, 5, 7)]
+    assert found.dataset.x[:, 0].tolist() == [2.0 * row for row in kept]
+    assert found.dataset.y.tolist() == [row // 2 % 2 for row in kept]
+    assert {found.share(client).attributes["owner"] for client in (0, 1)} == {"u", "v"}
+    sentence = (
+        r"row 2 holds NaN or infinity; .*row 4 holds NaN or infinity; .*row 5 has no label: "
+        r"3 of 40 rows cannot be used, above skip-broken=0.07"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        partitions.federation(config | {"skip-broken": 0.07})
+    with pytest.raises(ValueError, match="row 5 has no label"):
+        partitions.federation(config)
+
+
+def test_each_split_of_arrays_has_its_share(tmp_path):
+    x = np.arange(20.0).reshape(10, 2)
+    hollow = np.where(x == 6, np.nan, x)
+    y = np.array(["p", "q"] * 5)
+    y_test = np.array(["q", "n/a", *y[2:]])
+    np.savez(tmp_path / "d.npz", x_train=hollow, y_train=y, x_test=x + 100, y_test=y_test)
+    raw = read_files(tmp_path / "d.npz", skip=0.1)
+    assert raw.num_train == 9
+    assert raw.x[:, 0].tolist() == [0, 2, 4, 8, 10, 12, 14, 16, 18, 100, *range(104, 120, 2)]
+    assert [raw.classes[label] for label in raw.y[8:11]] == ["q", "q", "p"]
+    assert any("x_test, row 1 has no label: 1 of 10 rows are left out" in n for n in raw.notes)
+
+
+def test_a_later_clients_rows_keep_their_numbers(tmp_path):
+    """A later client needs no labels: only rows 2 and 4 cannot be used."""
+    raw = read_files(gaps(tmp_path, y=np.zeros(40)), whole=True, skip=0.05)
+    assert raw.rows == tuple(row for row in range(40) if row not in (2, 4))
+    assert len(raw.x) == len(raw.y) == 38

@@ -5,6 +5,7 @@ of the `datasets` library."""
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 
 from fedapps.common.memory_limits import check_size
 from fedapps.common.tasks import AUTO
-from partitions.datasets.labels import of_task
+from partitions.datasets.labels import lacks_label, of_task
 from partitions.datasets.readers import hub
+from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import as_inputs, joined, scaled_pixels
 from partitions.datasets.readers.pictures import read_pictures
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -59,7 +61,8 @@ def read_files(
     the column of labels in a table or the array of labels in a .npz; "" means the usual name. Data
     without labels (class folders, ``y`` or a column) have the label −1. `task` declares what the
     labels are, `inputs` what the inputs in arrays are; "auto": they decide. Up to a share `skip`
-    of the images, or of a table's rows without a label, is left out, and noted.
+    of the images, of a table's rows without a label, or of an array's rows without a label or with
+    NaN or infinity is left out, and noted.
 
     `whole` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
     their numbers, and the labels called `label` may be missing. Raises ValueError with the file's
@@ -67,7 +70,7 @@ def read_files(
     if not path.exists():
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
-        return _arrays(path, whole, label, task, inputs)
+        return _arrays(path, whole, label, task, inputs, skip)
     if path.is_file() and path.suffix not in (".parquet", ".csv"):
         raise ValueError(
             f"{path} is no data that can be read: an .npz, .npy, .csv or .parquet file, a folder "
@@ -115,7 +118,7 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str) -> Raw:
+def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str, skip: float) -> Raw:
     """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
     arrays (n,) beside x and y are natural columns. `label` may name another array than ``y``."""
     arrays = _loaded(path)
@@ -134,7 +137,14 @@ def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str) -> Raw:
         _check_pairs(arrays, endings, path, label)
     notes: list[str] = []
     parts = []
+    rows: list[int] = []  # that are kept, numbered through all parts
+    count = 0
     for ending in endings:
+        if skip:
+            kept = _complete_rows(arrays, ending, "" if whole else y_name, path, skip, notes)
+            rows += (count + kept).tolist()
+            count += len(arrays[f"x{ending}"])
+            arrays = arrays | _of_rows(arrays, ending, y_name, kept)
         parts.append(_part(arrays, ending, y_name, path, whole, notes, task, inputs))
     used = {f"x{ending}" for ending in endings} | {f"{y_name}{ending}" for ending in endings}
     unused = sorted(arrays.keys() - used - parts[0].columns.keys())
@@ -142,7 +152,51 @@ def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str) -> Raw:
         why = "they hold no single value for each sample" if endings == [""] else "of splits"
         notes.append(f"{path}: arrays are left out ({why}): {', '.join(unused)}")
     raw = joined(parts, path, later=whole, task=task)
+    if len(rows) < count:
+        raw = replace(raw, rows=tuple(rows))
     return raw.noted(*notes)
+
+
+def _complete_rows(
+    arrays: dict[str, np.ndarray],
+    ending: str,
+    y_name: str,
+    path: Path,
+    skip: float,
+    notes: list[str],
+) -> np.ndarray:
+    """The rows of the arrays with this ending whose inputs are finite, and which have a label in
+    the array `y_name` if there is one. Raises ValueError if the others are more than a share
+    `skip`."""
+    x = arrays[f"x{ending}"]
+    y = arrays.get(f"{y_name}{ending}")
+    place = f"{path}, x{ending}" if ending else str(path)
+    broken: dict[int, str] = {}
+    if y is not None and y.shape[:1] == x.shape[:1]:
+        for row in np.flatnonzero(lacks_label(y)).tolist():
+            broken[row] = f"{place}, row {row} has no label"
+    if x.dtype.kind == "f" and x.ndim:
+        finite = np.isfinite(x).reshape(len(x), -1).all(1)
+        for row in np.flatnonzero(~finite).tolist():
+            broken[row] = f"{place}, row {row} holds NaN or infinity"
+    notes += left_out([broken[row] for row in sorted(broken)], len(x), skip, "rows")
+    return np.setdiff1d(np.arange(len(x)), list(broken))
+
+
+def _of_rows(
+    arrays: dict[str, np.ndarray], ending: str, y_name: str, rows: np.ndarray
+) -> dict[str, np.ndarray]:
+    """These rows of the inputs and labels with this ending; of undivided arrays also of those that
+    have one value for each sample."""
+    count = len(arrays[f"x{ending}"])
+    if len(rows) == count:
+        return {}
+    chosen = {}
+    for name, array in arrays.items():
+        is_part = name in (f"x{ending}", f"{y_name}{ending}")
+        if is_part or (not ending and array.shape == (count,)):
+            chosen[name] = array[rows]
+    return chosen
 
 
 def _loaded(path: Path) -> dict[str, np.ndarray]:

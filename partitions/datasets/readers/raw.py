@@ -32,6 +32,7 @@ class Raw:
     task: str = CLASSES  # what the labels mean; y is (n, k) for several labels and for values
     inputs: Description | None = None  # what x is; None: its shape says it
     num_validation: int = 0
+    rows: tuple[int, ...] = ()  # of an array's rows, those that were kept, if some were left out
     words: tuple[str, ...] = ()  # of tokens 1, 2, …, among which a federation chooses
 
     def noted(self, *notes: str) -> "Raw":
