@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedapps.engines.flower import COMMANDS, superlink
@@ -33,6 +34,18 @@ def test_a_submitted_run_logs_its_scores_and_where_they_are(written, tmp_path, c
     assert "novel clients" in lines[-1] and "│ tent" in lines[-1]
     where = f"written to {tmp_path}" if written else 'add to --run-config output-dir="'
     assert where in lines[-1]
+
+
+def test_a_submitted_run_warns_of_clients_with_many_weights(tmp_path, caplog):
+    """An encoder for images of 80×80 pixels beside softmax regression. The warning precedes the
+    first message, so there is no grid."""
+    np.savez(tmp_path / "d.npz", x=np.zeros((24, 80, 80), np.uint8), y=np.arange(24) % 2)
+    config = defaults() | SMALL | {"dataset": str(tmp_path / "d.npz"), "partition": "iid"}
+    config |= {"method": "odpfl-hn", "model": "softmax"}
+    with pytest.raises(AttributeError):
+        run(None, config, report=True)
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert sum("odpfl-hn: a client has" in warning.getMessage() for warning in warnings) == 1
 
 
 @pytest.mark.slow
