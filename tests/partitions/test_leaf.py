@@ -214,3 +214,9 @@ def test_the_lstms_have_leafs_sizes(name, tokens, embedding, hidden, fc, classes
         _, (last, _) = net.lstm(net.embedding(x))
         features = net.fc(last[-1]) if fc else last[-1]
         assert torch.allclose(net(x), net.head(features), atol=1e-6)
+
+
+def test_a_file_alone_says_where_it_belongs(tmp_path):
+    (tmp_path / "leaf.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"put it into FOLDER/shakespeare/train/ .* and write"):
+        loading.load(str(tmp_path / "leaf.json"))

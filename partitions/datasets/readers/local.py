@@ -71,6 +71,12 @@ def read_files(
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
         return _arrays(path, whole, label, task, inputs, skip)
+    if path.suffix == ".json":
+        raise ValueError(
+            f"{path} is a JSON file; if it is LEAF's, put it into FOLDER/shakespeare/train/ "
+            "(or sent140, femnist) and write dataset=shakespeare data-dir=FOLDER; else write its "
+            "samples into a .csv or .npz"
+        )
     if path.is_file() and path.suffix not in (".parquet", ".csv"):
         raise ValueError(
             f"{path} is no data that can be read: an .npz, .npy, .csv or .parquet file, a folder "
