@@ -1,9 +1,12 @@
 """What the commands print. Text from files and clients is escaped and is never markup."""
 
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -16,6 +19,7 @@ from fedapps.common.errors import printable, without_escape_codes
 from fedapps.common.signals import call_command, exit_code, interrupts, raise_swallowed
 
 visible = printable
+WORDS = "fedapps.words"  # in a context of the command: the words after `fedapps`
 
 
 def _allow(references: list[str] | None) -> list[str] | None:
@@ -38,6 +42,14 @@ Allowed = Annotated[
         help="Code from outside the package that a saved run may use; can be repeated.",
     ),
 ]
+
+
+def invocation() -> str:
+    """The command that runs, as a shell takes it; in Python, the script's name."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return f"fedapps.run in {visible(Path(sys.argv[0]).name or 'Python')}"
+    return visible(shlex.join(["fedapps", *context.meta[WORDS]]))
 
 
 def make_console(*, stderr: bool = False, **options: Any) -> Console:
@@ -83,6 +95,11 @@ class StoppableGroup(TyperGroup):
         """Parse the options of the group, as typer does."""
         with _stopped():
             return super().make_context(*arguments, **options)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words before they are read."""
+        ctx.meta[WORDS] = [*args]
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Parse the options of a command and call it, as typer does."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedapps.common.threads import one_thread
-from fedapps.console import make_console, say
+from fedapps.console import invocation, make_console, say
 from fedapps.engines import check_address, check_engine_name
 from fedapps.settings.experiments import Experiment, parse_seeds, read_arguments, split_names
 
@@ -461,7 +462,7 @@ def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> N
     """Create the folder of results. Print the round at which each begun run continues, and the
     checkpoints that runs cannot resume from."""
     from fedapps.files import append_text, write_text
-    from fedapps.settings.saved_configurations import ORDER, ordered_names
+    from fedapps.settings.saved_configurations import COMMANDS, ORDER, ordered_names
 
     for job in work:
         if job.config["resume"] and not job.done:
@@ -474,6 +475,7 @@ def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> N
     new = [f"{job.name}\n" for job in work if job.name not in ordered_names(output)]
     with suppress(OSError):  # without it rows are sorted by name; each run reports a full disk
         append_text(output / ORDER, "".join(new))
+        append_text(output / COMMANDS, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {invocation()}\n")
 
 
 def _continuation(job: "Job") -> list[str]:

@@ -12,10 +12,13 @@ import torch
 import typer
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
+from PIL import Image
 from small_runs import invoke
 
 import strategies
+from experiments.figures_site import FIGURES, OF_THE_RUN, README_TABLE, TABLE
 from fedapps.commands.main import cli
+from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 from fedapps.settings.experiments import main_job
 from fedapps.tuning import read_search
@@ -170,3 +173,14 @@ def test_files_of_the_code_that_pages_name_exist():
             assert (ROOT / file).exists(), f"{page}: {file}"
             named += 1
     assert named > 50
+
+
+def test_table_and_figures_are_of_one_run():
+    """Each figure holds the table of its run as a text; pages count the methods that there are."""
+    (table,) = README_TABLE.findall(README)
+    for name in OF_THE_RUN:
+        with Image.open(FIGURES / name) as image:
+            assert image.text[TABLE] == table, f"{name}: python -m experiments.figures_site RESULTS"
+    pages = README + PAGES["docs/index.md"]
+    counts = re.findall(r"(?:beside (?=\d+\s+others)|(?=\d+ methods))(\d+)", pages)
+    assert len(counts) == 3 and {*counts} == {str(len(METHODS))}

@@ -37,6 +37,7 @@ DISTILLS = "fedmd"  # with it and its variants, partitions have public samples b
 MIN_SEEDS = 5  # fewer pairs are not tested: the test would have no power
 LEVEL = 0.05
 TEST = f"Student's paired t test over {MIN_SEEDS} seeds or more, two-sided"
+BEST = f"better than each other value that it is compared with; {TEST}, p < {LEVEL}"
 FEDERATION = {"dataset", "partition", "num-clients", "train-fraction", "seed"}
 SHOTS = "novel-shots"
 MEASURED = ["mean", "deviation_over_seeds", "seeds", "published"]
@@ -97,10 +98,7 @@ def compare(
     scores = _scores(runs, groups, round_)
     place = ["score", *by]
     lines = _measurements(runs, scores, place, published)
-    # The best of the lines that differ in the first setting alone; a single line is no best.
-    goodness = lines["mean"] * lines.score.map(sign_of).astype(float)
-    block = goodness.groupby([lines[key] for key in ("score", *by[1:])])
-    lines["best"] = (block.transform("size") > 1) & (goodness == block.transform("max"))
+    lines["best"] = _best(lines, scores, by)
     lines = lines.join(_paired_tests(scores, by, against), on=place)
     lines = lines.join(spreads(_client_scores(runs, groups, round_), place), on=place)
     unscored = runs.drop(scores.index.unique())
@@ -170,6 +168,7 @@ def as_table(comparison: Comparison) -> TextTable:
         [list(row) for row in zip(*shown.values(), strict=True)],
         ". ".join(_notes(comparison, set(shown))),
         best,
+        BEST,
     )
 
 
@@ -242,6 +241,7 @@ def side_by_side(
         table.reset_index().to_numpy().tolist(),
         ". ".join(notes),
         best,
+        BEST,
     )
 
 
@@ -392,6 +392,29 @@ def _paired_tests(scores: "DataFrame", by: list[str], against: str) -> "DataFram
 
     columns = {"difference_to_reference": by_seed.mean(), "p": by_seed.agg(paired_t_pvalue)}
     return pandas.DataFrame(columns, dtype=float)
+
+
+def _best(lines: "DataFrame", scores: "DataFrame", by: list[str]) -> list[bool]:
+    """Whether a line is better than each other line that differs in the first setting alone, and
+    `TEST` confirms it against each of them."""
+    first, *rest = by
+    block_keys = ["score", *rest]
+    confirmed: dict[tuple[str, ...], bool] = {}  # by block and value of the first setting
+    for block, group in scores.groupby(block_keys, sort=False):
+        sign = sign_of(group.score.iloc[0])
+        by_value = {value: rows.set_index("split").value for value, rows in group.groupby(first)}
+        for value, values in by_value.items():
+            others = [by_value[other] for other in by_value if other != value]
+            leads = [_leads(sign * values, sign * other) for other in others]
+            confirmed[*block, str(value)] = bool(leads) and all(leads)
+    places = zip(*(lines[key] for key in (*block_keys, first)), strict=True)
+    return [confirmed[place] for place in places]
+
+
+def _leads(values: "Series", others: "Series") -> bool:
+    """Whether values by split are higher than others on the same splits, by `TEST`."""
+    differences = (values - others).dropna()
+    return bool(differences.mean() > 0 and paired_t_pvalue(differences) < LEVEL)
 
 
 def paired_t_pvalue(differences: "Series") -> float:

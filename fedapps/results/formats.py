@@ -101,13 +101,15 @@ def mean_cell(values: "Series", digits: int) -> str:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table as it is shown; `best` has the places (row, column) of the best values."""
+    """A table as it is shown; `best` has the places (row, column) of the values that are confirmed
+    as best, and `best_means` says what confirms them."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
     best: Collection[tuple[int, int]] = field(default_factory=frozenset)
+    best_means: str = ""
 
 
 def displayed(label: str) -> str:
@@ -199,8 +201,8 @@ def _pipes(row: Sequence[str]) -> str:
 
 
 def as_latex(shown: TextTable) -> str:
-    """A table for the package booktabs: a rule separates blocks of equal first cells, the best
-    values are bold, the caption is the title, and notes stand below."""
+    """A table for the package booktabs: a rule separates blocks of equal first cells, values
+    that are confirmed as best are bold, the caption is the title, and notes stand below."""
     rows: list[str] = []
     for i, row in enumerate(shown.rows):
         if i and shown.rows[i - 1][0] != row[0]:
@@ -212,6 +214,9 @@ def as_latex(shown: TextTable) -> str:
                 text = rf"\textbf{{{text}}}"
             cells.append(text)
         rows.append(" & ".join(cells) + r" \\")
+    notes = [shown.caption]
+    if shown.best:
+        notes.append(f"Bold: {shown.best_means}")
     alignment = ["l" if column in LEFT else "r" for column in shown.columns]
     label = re.sub("[^a-z0-9]+", "-", shown.title.lower()).strip("-")
     lines = [
@@ -226,7 +231,7 @@ def as_latex(shown: TextTable) -> str:
         *rows,
         r"\bottomrule",
         r"\end{tabular}",
-        rf"\par\smallskip\footnotesize {_latex(shown.caption)}.",
+        rf"\par\smallskip\footnotesize {_latex('. '.join(notes))}.",
         r"\end{table}",
     ]
     return "\n".join([*lines, ""])

@@ -8,7 +8,7 @@ from io import StringIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -35,7 +35,8 @@ MARKED = 20  # points of a line that have a marker
 MAX_NUMBERED_CELLS = 400  # of a matrix; in smaller cells numbers would overlap
 # Okabe and Ito's colours in an order in which neighbours differ in grey; every line also has its
 # dashes and its marker.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00")
+BLACK = "#000000"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", BLACK, "#56B4E9", "#D55E00")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "os^Dv*PX<"  # 9 markers and 7 colours: the eighth line differs from the first in both
 
@@ -60,7 +61,7 @@ def _curves(runs: "DataFrame", rounds: "DataFrame", *, by_time: bool = False) ->
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _panels([key for key in MAIN_KEYS if rounds[key].notna().any()])
-    styles = dict(zip(runs.method.unique(), line_styles(), strict=False))
+    styles = _styles(runs.method.unique())
     for key, axis in axes.items():
         for method, scores in rounds.dropna(subset=key).groupby("method", sort=False):
             means = scores.groupby("round")[key].agg(["mean", "min", "max"])
@@ -95,13 +96,18 @@ def swept(runs: "DataFrame", key: str) -> "Figure":
     for number, value in enumerate(values):
         places[value] = float(number) if words else order(value)[1]
     lines = lines.assign(place=lines[key].map(places))
+    styles = _styles(lines.method.unique())
     for score, axis in axes.items():
-        groups = lines[lines.score == score].groupby("method", sort=False)
-        for (method, group), style in zip(groups, line_styles(), strict=False):
+        for method, group in lines[lines.score == score].groupby("method", sort=False):
             points = group.sort_values("place")
             error = points.deviation_over_seeds.fillna(0.0)
             axis.errorbar(
-                points.place, points["mean"], error, label=shown(method), capsize=3, **style
+                points.place,
+                points["mean"],
+                error,
+                label=shown(method),
+                capsize=3,
+                **styles[method],
             )
         axis.set_xlabel(key)
         if words:
@@ -137,6 +143,8 @@ def clients(runs: "DataFrame") -> "Figure":
             box_artists = itertools.chain.from_iterable(box.values())
             _name(runs, method, points, *box_artists)
         axis.set_xticks(range(len(names)), [shown(name) for name in names], rotation=30, ha="right")
+        # Every panel has a place for every method, also for one without values in it.
+        axis.set_xlim(-0.5, len(names) - 0.5)
     return figure
 
 
@@ -211,10 +219,11 @@ def save(figure: "Figure", output: Path) -> None:
         figure.savefig(file, dpi=150, metadata=metadata)
 
 
-def as_svg(figure: "Figure") -> "Markup":
-    """The figure as an element of an HTML page, its black in the page's text colour."""
+def as_svg(figure: "Figure", name: str) -> "Markup":
+    """The figure as an element of an HTML page, its black in the page's text colour. Screen readers
+    say its `name`, and that of the client to which a dot leads."""
     import matplotlib
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     file = StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedapps"}):
@@ -222,15 +231,37 @@ def as_svg(figure: "Figure") -> "Markup":
     text = file.getvalue()
     text = text[text.index("<svg") :]  # an XML declaration may not stand inside a page
     text = re.sub("<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Links lead to places of the page itself.
+    # Links lead to places of the page itself. The keyboard reaches clients by the page's list: a
+    # tab stop for each of some thousand dots would be in the way.
     text = text.replace(' target="_blank"', "")
-    return Markup(text.replace("#000000", "currentColor"))
+    text = re.sub(r'<a xlink:href="#client=([^"]*)"', _named_link, text)
+    role = "group" if "<a " in text else "img"
+    text = text.replace("<svg", f'<svg role="{role}" aria-label="{escape(name)}"', 1)
+    return Markup(text.replace(BLACK, on_page(BLACK)))
+
+
+def on_page(colour: str) -> str:
+    """A colour of `COLOURS` for a page, which may be dark: black is the text's colour."""
+    return "currentColor" if colour == BLACK else colour
+
+
+def _named_link(link: re.Match[str]) -> str:
+    """The beginning of a dot's link, with a name."""
+    from markupsafe import escape
+
+    client = escape(visible(unquote(link[1])))
+    return f'{link[0]} tabindex="-1" aria-label="client {client}"'
 
 
 def line_styles() -> Iterator[dict[str, Any]]:
     """Endless lines that differ in colour, dashes and marker."""
     for colour, dashes, marker in zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False):
         yield {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4}
+
+
+def _styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The look of each method's lines, the same in all panels of a figure."""
+    return dict(zip(methods, line_styles(), strict=False))
 
 
 def shown(name: str) -> str:
@@ -246,15 +277,17 @@ def _name(runs: "DataFrame", method: str, *artists: Any) -> None:
 
 
 def _panels(names: Sequence[str]) -> tuple["Figure", dict[str, "Axes"]]:
-    """A panel for each score; those of one kind and unit share their axis. Raises ValueError if
-    there is none."""
+    """A panel for each score. All share the horizontal axis, and those of one kind and unit the
+    vertical one. Raises ValueError if there is no score."""
     from matplotlib.figure import Figure
 
     if not names:
         raise ValueError("no run has the numbers for this figure")
     figure = Figure(figsize=(5 * len(names), 4), layout="constrained")
     labels = [_axis_label(name) for name in names]
-    panels = figure.subplots(1, len(names), sharey=len(set(labels)) == 1, squeeze=False)[0]
+    panels = figure.subplots(
+        1, len(names), sharex=True, sharey=len(set(labels)) == 1, squeeze=False
+    )[0]
     first: dict[str, Axes] = {}  # panel by label
     for axis, name, label in zip(panels, names, labels, strict=True):
         axis.set_title(shown(column(name).title))

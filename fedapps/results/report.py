@@ -5,7 +5,7 @@ every name; the figures are those of `fedapps plot`."""
 
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from math import isnan
 from pathlib import Path
@@ -28,7 +28,9 @@ from fedapps.results.runs import (
     rounds_of,
 )
 from fedapps.results.table import results
-from fedapps.settings.config import defaults
+from fedapps.settings.config import defaults, relevant
+from fedapps.settings.saved_configurations import COMMANDS
+from partitions.rules.registry import RULES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,6 +43,13 @@ ELSEWHERE = {
     "training-dir",
     "versions",
 }  # settings that other parts show
+# The settings that the page shows whatever their values are, beside the options of the rule.
+FEDERATION = ("dataset", "partition", "num-clients", "train-fraction", "data-seed")
+BOXES = (
+    "box: the middle half of the clients; line in it: the median; whiskers: the farthest clients "
+    "within 1.5 times the box's height"
+)
+MOST_COMMANDS = 10
 LIMIT = 2_000_000  # bytes of the page
 
 
@@ -51,9 +60,9 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
     seeds, then all clients."""
     from jinja2 import Environment, StrictUndefined
 
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
-        (files("fedapps.results") / NAME).read_text("utf-8")
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters["on_page"] = plot.on_page
+    template = environment.from_string((files("fedapps.results") / NAME).read_text("utf-8"))
     notes = [*failures(runs), *problems]
     first = runs.seed.min()
     # From the whole page to the smallest one.
@@ -67,7 +76,8 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
         shown_notes = list(notes)
         if left_out:
             shown_notes.append(f"so that the page stays small, {left_out}")
-        rendered = template.render(content(runs, with_clients, points), problems=shown_notes)
+        shown = content(runs, with_clients, points)
+        rendered = template.render(shown, problems=shown_notes, commands=_commands(folder))
         page = without_escape_codes(rendered)
         if len(page.encode()) <= LIMIT:
             break
@@ -77,12 +87,18 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
 
 def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[str, Any]:
     """What the template shows: at most `points` rounds, and the clients of some of the runs."""
+    drawn_rounds = rounds_of(runs, points)
     curves = ""
-    if len(rounds_of(runs, points)):
-        curves = plot.as_svg(plot.curves(runs, points))
+    if len(drawn_rounds):
+        curves = plot.as_svg(plot.curves(runs, points), "scores by round, a line for each method")
+    times = ""
+    if drawn_rounds.time.notna().any():
+        name = "scores by simulated time, a line for each method"
+        times = plot.as_svg(plot.time(runs, points), name)
     dots = ""
     if clients_of(with_clients).value.notna().any():
-        dots = plot.as_svg(plot.clients(with_clients))
+        name = "each client's score, a dot for each client and a box for each method"
+        dots = plot.as_svg(plot.clients(with_clients), name)
     clients = client_rows(with_clients)
     client_ids = {row[0] for row in clients}
     rounds = rounds_of(runs, 100)
@@ -91,9 +107,12 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
         "shots": _shots(runs),
         "methods": list(zip(runs.method.unique(), plot.line_styles(), strict=False)),
         "curves": curves,
+        "times": times,
+        "bands": bands(runs),
         "rounds": [_by_round(rounds, key) for key in MAIN_KEYS],
         "f1": f1_by_type(runs),
         "dots": dots,
+        "boxes": BOXES,
         "clients": clients,
         "client_columns": client_columns(runs),
         "client_ids": sorted(client_ids, key=_numbers_first),
@@ -102,6 +121,13 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
         "versions": _versions(runs.folder.iloc[0]),
         "colours": plot.COLOURS,
     }
+
+
+def bands(runs: "DataFrame") -> str:
+    """What lines and bands of the curves mean."""
+    if runs.seed.nunique() == 1:
+        return f"one seed ({runs.seed.iloc[0]})"
+    return "line: the mean over seeds; band: from the lowest to the highest seed"
 
 
 def client_rows(runs: "DataFrame") -> list[list[str]]:
@@ -236,15 +262,41 @@ def _shots(runs: "DataFrame") -> TextTable | None:
 
 
 def _settings(runs: "DataFrame") -> TextTable:
-    """What differs from the defaults in all runs."""
+    """The data, the partition rule with its options, the seeds; then what differs from the
+    defaults, in all runs that read it."""
     known = defaults()
+    values: dict[str, list[Any]] = {}  # by setting, of the runs that read it
+    options: set[str] = set()
+    for config in runs.config:
+        rule = RULES.get(str(config["partition"]))
+        options |= {f"partition.{name}" for name in (rule.options if rule else ())}
+        for key, value in relevant(known | config).items():
+            values.setdefault(key, []).append(value)
     rows = []
-    for key, value in sorted(runs.config.iloc[0].items()):
-        if key in ELSEWHERE or value == known.get(key):
-            continue
-        if all(config.get(key) == value for config in runs.config):
-            rows.append([key, str(value)])
-    return TextTable("", ["setting", "value"], rows, "what differs from the defaults")
+    for key in FEDERATION:
+        rows.append([key, _distinct(values.pop(key))])
+    for key in sorted(options & values.keys()):
+        rows.append([key, _distinct(values.pop(key))])
+    rows.append(["seeds", _distinct(runs.seed)])
+    for key, present in sorted(values.items()):
+        same = all(value == present[0] for value in present)
+        if same and key not in ELSEWHERE and present[0] != known.get(key):
+            rows.append([key, str(present[0])])
+    caption = "the federation, then what differs from the defaults in all runs that read it"
+    return TextTable("", ["setting", "value"], rows, caption)
+
+
+def _distinct(values: Iterable[Any]) -> str:
+    """The different values, in their order."""
+    return ", ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _commands(folder: Path) -> list[str]:
+    """When the runs in a folder were asked for and by which command, the last ones."""
+    file = folder / COMMANDS
+    if not file.is_file():
+        return []
+    return file.read_text("utf-8", "replace").splitlines()[-MOST_COMMANDS:]
 
 
 def _versions(folder: Path) -> str:

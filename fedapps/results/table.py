@@ -132,8 +132,10 @@ def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[
     notes += at_saved_models(runs)
     if over_seeds:
         notes.append("± standard deviation over seeds")
-    elif has_novel:
-        notes.append("± standard error over clients")
+    else:
+        if has_novel:
+            notes.append("± standard error over clients")
+        notes.append(f"one seed ({runs.seed.iloc[0]}): no deviation over seeds")
     return [*notes, "MB per client and round"]
 
 

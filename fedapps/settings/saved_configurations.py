@@ -11,6 +11,7 @@ from fedapps.settings.config import Config, defaults, override, relevant
 from fedapps.settings.variants import Variant
 
 ORDER = "runs.txt"  # names of runs' folders in the order in which the runs were asked for
+COMMANDS = "commands.txt"  # beside it: a line for each command, with its time
 
 
 def ordered_names(folder: Path) -> list[str]:

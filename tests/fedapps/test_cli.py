@@ -1,6 +1,7 @@
 """The command: bad input is refused before a run starts, results and lists are what they say."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -144,8 +145,10 @@ def test_an_experiment_gives_what_differs(tmp_path):
     file.write_text(file.read_text().replace("[fedavg]\nlr = 0.2\n", "[tent]\nadapt-steps = 2\n"))
     fedapps("run", file, "--engine", "in-process", "--output", tmp_path / "out")
     names = {folder.name for folder in (tmp_path / "out").iterdir()}
-    beside = {"report.html", "experiment.toml", "runs.txt", ".gitignore"}
+    beside = {"report.html", "experiment.toml", "runs.txt", "commands.txt", ".gitignore"}
     assert names == {"local-seed4", "fedavg-seed4", *beside}
+    said = r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: fedapps run \S+mine\.toml --engine in-process --output"
+    assert re.search(said, (tmp_path / "out" / "report.html").read_text("utf-8"))
 
 
 STARTS = """

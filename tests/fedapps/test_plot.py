@@ -312,3 +312,24 @@ def test_bad_options_are_refused(saved, tmp_path):
     said = fedapps("plot", saved, "confusion", "--run", "afl-seed0", code=2)
     assert "no run 'afl-seed0'; there are fedper-seed0" in said
     assert "--by partition.alpha" in fedapps("plot", saved, "swept", code=2)
+
+
+def test_methods_without_values_keep_place_and_look(tmp_path):
+    """The first and the last method have no novel values: in both panels the others stand at 1 of
+    0 … 2, and have the look of the second line."""
+    for method, novel in (("fedavg", []), ("tent", [0.5, 0.75]), ("zeta", [])):
+        for rate in (8, 16):
+            label = f"fedavg lr=0.{rate}" if method == "zeta" else method
+            if rate == 8 or method != "zeta":
+                leave(tmp_path / "clients", label, rate, novel)
+    training, other = clients(read_runs(tmp_path / "clients")[0]).axes
+    assert training.get_xlim() == other.get_xlim() == (-0.5, 2.5)
+    for rate in (8, 16):
+        leave(tmp_path / "swept", f"fedavg batch-size={rate}", 0, [])
+        leave(tmp_path / "swept", f"tent batch-size={rate}", 0, [0.5])
+    training, other = swept(read_runs(tmp_path / "swept")[0], "batch-size").axes
+    looks = {}
+    for axis in (training, other):
+        for line in axis.containers:
+            looks.setdefault(line.get_label(), set()).add(line[0].get_color())
+    assert {label: len(colours) for label, colours in looks.items()} == {"fedavg": 1, "tent": 1}

@@ -172,3 +172,27 @@ def test_hostile_names_are_text(tmp_path):
     for place in ("dataset", "fedavg", "key", "library", "client", "terms", "cause", "phase",
                   "problem", "ValueError:"):  # fmt: skip
         assert f"{place} {shown}" in pages[1].text, place
+
+
+def test_settings_are_those_of_the_runs(tmp_path):
+    """Data, rule and seeds whatever they are; a section only if its method ran."""
+    for seed in (3, 5):
+        more = {"pfedhn.lr": 0.25, "tent.adapt-steps": 7, "dataset": "digits"}
+        leave(tmp_path, "tent", seed, [0.5], partition="pathological", **more)
+        leave(tmp_path, "fedavg", seed, [0.5], partition="pathological", **more)
+    runs = read_runs(tmp_path)[0]
+    shown = dict(content(runs, runs, 3)["settings"].rows)
+    assert (shown["dataset"], shown["partition"], shown["seeds"]) == (
+        "digits",
+        "pathological",
+        "3, 5",
+    )
+    assert shown["partition.classes-per-client"] == str(defaults()["partition.classes-per-client"])
+    assert shown["tent.adapt-steps"] == "7" and "pfedhn.lr" not in shown
+
+
+def test_a_single_seed_says_so(tmp_path):
+    leave(tmp_path, "fedavg", 3, [], curve=(0.5,), **{"train-fraction": 1.0})
+    runs = read_runs(tmp_path)[0]
+    assert "one seed (3): no deviation over seeds" in results(runs).caption
+    assert content(runs, runs, 3)["bands"] == "one seed (3)"

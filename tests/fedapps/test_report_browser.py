@@ -1,5 +1,6 @@
-"""The report in a real browser: what can be clicked works."""
+"""The report in a real browser: what can be clicked works, and what is there can be read."""
 
+import json
 import re
 import shutil
 
@@ -12,16 +13,69 @@ from fedapps.results.runs import read_runs
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
 METHODS = ("fedavg", "fedper", "tent")
+PHASES = ("prepare", "send", "clients", "aggregate", "evaluate")
+# What a person sees: of each visible text, and of each part that has a colour as its meaning, the
+# contrast (WCAG 2) with what lies behind it, and the parts that stick out of the page's width.
+SEEN = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = colour => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].map(x => x / 255);
+  };
+  const over = (a, b) => [0, 1, 2].map(i => a[3] * a[i] + (1 - a[3]) * b[i]);
+  const behind = element => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement)
+      layers.push(getComputedStyle(at).backgroundColor);
+    return layers.reverse().reduce((below, layer) => over(rgba(layer), below), [1, 1, 1]);
+  };
+  const light = colour => {
+    const [r, g, b] = colour.map(x => x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const contrast = (a, b) => {
+    const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+    return (x + .05) / (y + .05);
+  };
+  const seen = {texts: [], marks: [], wide: []};
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walk.nextNode());) {
+    const element = node.parentElement, text = node.textContent.trim();
+    if (!text || !element.checkVisibility() || element.closest("script, style, option")) continue;
+    const style = getComputedStyle(element), back = behind(element);
+    const ink = rgba(element.closest("svg") ? style.fill : style.color);
+    seen[text === "■" ? "marks" : "texts"].push([text, contrast(over(ink, back), back)]);
+  }
+  for (const part of document.querySelectorAll(".bar > div")) {
+    const back = behind(part.closest("td"));
+    seen.marks.push([part.title, contrast(behind(part), back)]);
+  }
+  for (const part of document.querySelectorAll("body *")) {
+    const out = part.getBoundingClientRect().right > innerWidth + 1;
+    if (out && part.checkVisibility() && !part.closest(".scroll"))
+      seen.wide.push(part.outerHTML.slice(0, 80));
+  }
+  return seen;
+}"""
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """Three methods with two seeds each; fedper serves no novel client."""
+    """Three methods with two seeds each, on a simulated clock; fedper serves no novel client."""
     folder = tmp_path_factory.mktemp("runs")
     for place, method in enumerate(METHODS):
         for seed in (0, 1):
             novel = [] if method == "fedper" else [0.9 - 0.1 * place, 0.5]
-            leave(folder, method, seed, novel, train=(0.5, 0.25), curve=(0.25, 0.5, 0.125 * place))
+            curve = (0.25, 0.5, 0.125 * place)
+            run = leave(folder, method, seed, novel, train=(0.5, 0.25), curve=curve)
+            file = run / "metrics.jsonl"
+            rounds = [json.loads(line) for line in file.read_text().splitlines()]
+            for number, report in enumerate(rounds, 1):
+                report["phases"] = dict.fromkeys(PHASES, 1.0)
+                report["simulated-seconds"] = 2.0 * number
+            file.write_text("".join(json.dumps(report) + "\n" for report in rounds))
     return write_report(read_runs(folder)[0], folder)
 
 
@@ -103,3 +157,33 @@ def test_it_fits_the_screen_and_turns_dark(page):
     assert page.evaluate(colour) == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
     page.locator("#theme").click()
     assert page.evaluate(colour) == ("rgb(255, 255, 255)" if dark else "rgb(20, 23, 27)")
+
+
+def test_everything_can_be_read(page):
+    """Text has a contrast of 4.5, marks one of 2, on a page that is dark and on one that is light;
+    nothing sticks out, and the table shows novel clients without a turn."""
+    for _ in ("as the system prefers", "the other way"):
+        seen = page.evaluate(SEEN)
+        assert len(seen["texts"]) > 50 and len(seen["marks"]) > 3 * len(PHASES)
+        assert [text for text in seen["texts"] if text[1] < 4.5] == []
+        assert [mark for mark in seen["marks"] if mark[1] < 2] == []
+        assert seen["wide"] == []
+        page.locator("#theme").click()
+    for cell in page.locator("#results tr > :nth-child(3)").all():
+        box = cell.bounding_box()
+        assert box["x"] + box["width"] <= page.viewport_size["width"]
+
+
+def test_figures_have_names_and_meanings(page):
+    """A screen reader says what a figure, a dot and a bar are; captions explain bands and boxes."""
+    for place, role in (("rounds", "img"), ("times", "img"), ("clients", "group")):
+        figure = page.locator(f"#{place} figure")
+        assert figure.get_by_role(role).first.get_attribute("aria-label")
+        caption = figure.locator("figcaption").inner_text()
+        assert ("box: the middle half" if place == "clients" else "band: from the low") in caption
+    dots = page.locator("#clients svg a")
+    assert dots.first.get_attribute("aria-label") == "client 0"
+    bars = page.locator("#costs .bar").all()
+    name = ", ".join(f"{phase} 1.000 s" for phase in PHASES)
+    assert [bar.get_attribute("aria-label") for bar in bars] == [name] * len(METHODS)
+    assert page.get_by_role("button", name="dark or light").count() == 1
