@@ -354,6 +354,8 @@ def _privacy(config: Config, method: str) -> Privacy | None:
         return None
     if partitions.learns_from_inputs(config):
         privacy.admit("moments of inputs")
+    if partitions.learns_words(config):
+        privacy.admit("the vocabulary of frequent words")
     if config["early-stopping"]:
         privacy.admit("scores by which early-stopping ends the run")
     labeled = float(config["partition.labeled-clients"])

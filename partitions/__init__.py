@@ -84,6 +84,13 @@ def learns_from_inputs(config: "Config") -> bool:
     return is_table or scaling(config, inputs) == BY_TRAINING
 
 
+def learns_words(config: "Config") -> bool:
+    """Whether the tokens depend on the words that training clients use most."""
+    from partitions.datasets.loading import described
+
+    return described(config).clients_words
+
+
 def forget_changed() -> None:
     """Forget the federations of this process if files of their data have changed."""
     from partitions.datasets.loading import forget_changed as forget_data

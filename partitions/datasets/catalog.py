@@ -45,6 +45,7 @@ class Info:
     task: str = CLASSES  # what the labels mean
     inputs: Description | None = None  # of tokens and of a user's own data: what an input is
     num_tokens: int = 0  # of tokens: all are below it
+    clients_words: bool = False  # the tokens are the training clients' most frequent words
 
     @property
     def num_outputs(self) -> int:
@@ -125,7 +126,8 @@ DATASETS = {
              num_tokens=len(CHARACTERS_OF_PLAYS)),
         Info("sent140", (TWEET_LENGTH,), 2, "sentiment of tweets by author (LEAF)",
              read=_READ + "leaf:read_sent140", scale=1.0, classes=SENTIMENTS, columns=("user",),
-             files=_LEAF, inputs=Description(TOKENS), num_tokens=NUM_WORD_TOKENS),
+             files=_LEAF, inputs=Description(TOKENS), num_tokens=NUM_WORD_TOKENS,
+             clients_words=True),
         Info("omniglot", (1, 28, 28), 1623, "1 623 characters of 50 alphabets",
              read=_READ + "omniglot:read_omniglot", columns=("alphabet",),
              files="images_background/ and images_evaluation/, or their .zip"),

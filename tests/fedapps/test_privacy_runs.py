@@ -226,6 +226,7 @@ def test_a_nodes_bad_policy_is_named(own, why):
 # What looks at data before training, or beside it
 
 LOOKS = [
+    ({"dataset": "sent140", "model": "word-lstm"}, "the vocabulary of frequent words"),
     ({"standardize": "training-clients"}, "moments of inputs"),
     ({"early-stopping": 1}, "scores by which early-stopping ends the run"),
     ({"method": "prior-em", "prior-em.source-prior": "training"}, "label counts"),
