@@ -54,7 +54,8 @@ def call_command(command: Callable[[], Result]) -> Result:
     if not _in_main_thread():
         return command()
     former = _handlers()
-    if interrupt not in former.values():  # else this is a part of a command, as after its import
+    is_part = interrupt in former.values()  # of a command, as after its import
+    if not is_part:
         _interrupts.clear()
     usual = (signal.SIG_DFL, signal.default_int_handler)
     try:
@@ -73,6 +74,8 @@ def call_command(command: Callable[[], Result]) -> Result:
         raise SystemExit(status) from None
     finally:
         _set(former)
+        if not is_part:  # a later run in this process is another command
+            _interrupts.clear()
 
 
 @contextmanager

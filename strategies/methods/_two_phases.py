@@ -41,8 +41,10 @@ class TwoPhases(FedAvg):
 
     @property
     def first_rounds(self) -> int:
-        """The rounds of the first phase, rounded down."""
-        return self.fedavg_rounds or int(self.fedavg_share * self.num_rounds)
+        """The rounds of the first phase. A share above 0 is rounded down, but is at least one."""
+        if self.fedavg_rounds or not self.fedavg_share:
+            return self.fedavg_rounds
+        return max(1, int(self.fedavg_share * self.num_rounds))
 
     @property
     def in_second(self) -> bool:

@@ -14,7 +14,15 @@ from typer.testing import CliRunner
 import fedapps
 from fedapps.__main__ import main
 from fedapps.commands.main import cli
-from fedapps.common.signals import Terminated, delayed, handlers_kept, interrupt, sigterm_raises
+from fedapps.common import signals
+from fedapps.common.signals import (
+    Terminated,
+    delayed,
+    handlers_kept,
+    interrupt,
+    interrupts,
+    sigterm_raises,
+)
 from fedapps.engines import ray_engine
 from fedapps.engines import run as engines
 from fedapps.results import recorder, table
@@ -31,6 +39,8 @@ def usual():
     """The handlers of a process that was just started; conftest.py puts back the former ones."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signals._interrupts.clear()
 
 
 @pytest.fixture
@@ -84,6 +94,16 @@ MOMENTS = {
     "the report": (run_command, "make_report"),
     "a second line": (run_command, "say_failures"),
 }
+
+
+def test_a_stopped_command_does_not_stop_a_later_run(monkeypatch, folder, tmp_path):
+    with monkeypatch.context() as patch:
+        sends_first(patch, run_command, "plan", signal.SIGINT)
+        check_stopped([*RUN, folder], signal.SIGINT)
+    assert interrupts() == 0
+    settings = {"num_clients": 4, "local_steps": 1, "rounds": 1, "engine": "in-process"}
+    runs = fedapps.run("fedavg", output=tmp_path / "later", progress=False, **settings)
+    assert runs.names == ["fedavg-seed0"]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

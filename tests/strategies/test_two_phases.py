@@ -40,10 +40,11 @@ def test_a_client_that_does_not_reply_gets_everything_again(strategy, part):
         ({"fedavg_share": 0.4}, 8, 3),
         ({"fedavg_rounds": 7}, 8, 7),
         ({"fedavg_share": 0.0}, 8, 0),
+        ({"fedavg_share": 0.4}, 2, 1),
     ],
 )
 def test_the_first_phase_is_a_share_of_the_rounds(given, num_rounds, first):
-    """Rounded down; a number of rounds comes first."""
+    """Rounded down, at least one; a number of rounds comes first."""
     server = ATP(**given)
     server.num_rounds = num_rounds
     phases = []

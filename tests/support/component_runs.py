@@ -6,7 +6,7 @@ import fedapps
 from clients.core.arrays import from_record
 from fedapps.engines.in_process_grid import InProcessGrid
 
-BOTH = ("task", "head", "seed", "standardize")  # settings that both halves need
+BOTH = ("task", "head", "seed", "standardize", "fedavg_rounds")  # settings that both halves need
 
 
 def run_components(
