@@ -33,6 +33,7 @@ class TENTClient(Client):
 
     tasks = CLASS_PROBABILITIES
     supports_streaming = True
+    rates = ("lr", "adapt_lr")
 
     adapt_steps = setting(10, "SGD steps on the entropy when scored", COUNT, evaluation=True)
     adapt_lr = setting(0.0, "learning rate of these steps; 0: the local lr", RATE, evaluation=True)

@@ -75,7 +75,7 @@ def test_one_seed_has_the_standard_error_over_its_novel_clients(tmp_path):
         ["lg-fedavg", "75.00", "cannot without labels"],
     ]
     assert "± standard error over clients" in shown.caption
-    assert "deviation" not in shown.caption
+    assert "± standard deviation" not in shown.caption
 
 
 def test_replies_that_were_dropped_are_told_by_method(tmp_path):

@@ -36,6 +36,7 @@ def another(key, setting):
         "auto.candidates": "bbse",
         "auto.changes": "blur",
         "auto.plays": 2,
+        "auto.stream-inputs": 50,
         "scores": "",  # code from outside
         "selection-metric": "loss",
         "partition.test-shift": "mixture",
