@@ -138,6 +138,9 @@ class LateReplies:
         for node, flight in late.items():
             now.payloads[node] = flight.payload
         like = strategy.expected_replies()
+        if not strategy.uses_late_replies:
+            # A late reply is dropped. In another phase than that of its round, its names differ.
+            like = {node: arrays for node, arrays in like.items() if node not in late}
         if strategy.latency is not None:
             changes = self._simulated(started, like)
         else:
