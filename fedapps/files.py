@@ -1,5 +1,6 @@
 """Locks on folders, and writes that survive a full disk. `fedapps.saved` reads what is written."""
 
+import json
 import math
 import os
 import platform
@@ -37,6 +38,7 @@ MOVED = (
 )
 __getattr__ = lazy(__name__, dict.fromkeys(MOVED, "fedapps.saved"))
 
+HEADER_SIZE = 8  # bytes of the length of a safetensors header; it is padded to a multiple
 ERRORS = "errors.log"  # each cause of a failure once
 PRIVACY = "privacy.json"  # what the run's users have spent
 LOCK = ".lock"  # while a process uses the folder, or after one was killed
@@ -194,8 +196,18 @@ def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str] | None = N
 
 
 def array_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:
-    """The content of a safetensors file."""
-    return save({name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata)
+    """The content of a safetensors file, the same for the same arrays and metadata."""
+    content = save({name: np.asarray(a, order="C") for name, a in arrays.items()}, metadata)
+    if not metadata or len(metadata) == 1:
+        return content
+    # safetensors writes several entries of metadata in a random order.
+    size = int.from_bytes(content[:HEADER_SIZE], "little")
+    header = json.loads(content[HEADER_SIZE : HEADER_SIZE + size])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(math.ceil(len(text) / HEADER_SIZE) * HEADER_SIZE)
+    arrays_part = memoryview(content)[HEADER_SIZE + size :]
+    return b"".join((len(text).to_bytes(HEADER_SIZE, "little"), text, arrays_part))
 
 
 def spill(states: Iterable[tuple[int, Arrays]], folder: Path) -> dict[int, Arrays]:
