@@ -141,16 +141,21 @@ class FittedTable:
         shown = self.shown
         rest = list(range(1, len(shown.columns)))
         title = shown.title
+        caption = shown.caption
         while True:
             count = len(rest)
             while count > 1 and _width(shown, [0, *rest[:count]]) > options.max_width:
                 count -= 1
             columns = [0, *rest[:count]]
             rest = rest[count:]
-            yield _rich(shown, columns, title, "" if rest else shown.caption)
+            if rest:
+                caption = ""  # a part may be narrow, and a caption is as narrow as its table
+            yield _rich(shown, columns, title, caption)
             title = ""
             if not rest:
-                return
+                break
+        if shown.caption != caption:
+            yield Text(visible(shown.caption), style="table.caption", justify="center")
 
 
 def _width(shown: TextTable, columns: Sequence[int]) -> int:

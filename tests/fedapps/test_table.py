@@ -223,10 +223,11 @@ def test_of_several_seeds_a_single_finished_one_has_no_error_and_rounds_are_a_ra
 
 def test_a_narrow_terminal_shows_each_column_whole():
     """Twelve numbers of ten columns need 13 each: five of them fit into 80 beside the name. The
-    others follow below, with the name again."""
+    others follow below, with the name again, and the caption has the terminal's width."""
     columns = ["method", *(f"score-{number:02}" for number in range(12))]
     rows = [["fedavg", *(f"{number:02}.5 ± 0.25" for number in range(12))]]
-    shown = TextTable("title", columns, rows, "caption")
+    caption = "the caption is longer than two of these columns are wide"
+    shown = TextTable("title", columns, rows, caption)
     console = Console(file=io.StringIO(), width=80)
     console.print(as_rich(shown))
     text = console.file.getvalue()
@@ -234,7 +235,7 @@ def test_a_narrow_terminal_shows_each_column_whole():
         assert f"score-{number:02}" in text and f"{number:02}.5 ± 0.25" in text
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("fedavg") == 3
-    assert (text.count("title"), text.count("caption")) == (1, 1)
+    assert (text.count("title"), text.count(caption)) == (1, 1)
     wide = Console(file=io.StringIO(), width=300)
     wide.print(as_rich(shown))
     assert wide.file.getvalue().count("fedavg") == 1
