@@ -162,42 +162,55 @@ def _values(found: Measured) -> tuple[str, str, str]:
     published: list[float] = []
     for cell in found.cells:
         value, dataset = published_value(cell)
-        if value is not None:
-            published.append(value)
-            if cell["dataset"] in (found.item.data, dataset):
-                differences.append(cell["value"] - value)
-    if len(found.cells) == 1:
-        cell = found.cells[0]
-        digits = 3 if abs(cell["value"]) < 1 else 2
-        spread = float("nan") if cell["spread"] is None else float(cell["spread"])
-        ours = spread_cell(float(cell["value"]), spread, digits)
-    else:
-        digits = 3 if max(abs(cell["value"]) for cell in found.cells) < 1 else 2
-        low = min(cell["value"] for cell in found.cells)
-        high = max(cell["value"] for cell in found.cells)
-        texts = [number_cell(float(end), digits) for end in (low, high)]
-        ours = f"{len(found.cells)}, {texts[0]} to {texts[1]}"
-    of_paper = "–"
-    if published:
-        ends = [number_cell(float(end), digits) for end in (min(published), max(published))]
-        of_paper = ends[0] if len(published) == 1 else f"{len(published)}, {ends[0]} to {ends[1]}"
+        if value is None:
+            continue
+        published.append(value)
+        if cell["dataset"] in (found.item.data, dataset):
+            differences.append(cell["value"] - value)
+    largest = max(abs(cell["value"]) for cell in found.cells)
+    digits = 3 if largest < 1 else 2
+    ours = _our_values(found.cells, digits)
+    return ours, _range(published, digits), _differences(differences, digits)
+
+
+def _our_values(cells: Sequence[Cell], digits: int) -> str:
+    """A value with its spread, or the range of several values."""
+    if len(cells) > 1:
+        return _range([float(cell["value"]) for cell in cells], digits)
+    (cell,) = cells
+    spread = float("nan") if cell["spread"] is None else float(cell["spread"])
+    return spread_cell(float(cell["value"]), spread, digits)
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    """The value, or how many there are with the least and the largest one."""
+    if not values:
+        return "–"
+    least = number_cell(min(values), digits)
+    if len(values) == 1:
+        return least
+    return f"{len(values)}, {least} to {number_cell(max(values), digits)}"
+
+
+def _differences(differences: Sequence[float], digits: int) -> str:
+    """The mean absolute difference, and the largest difference with its sign."""
     if not differences:
-        return ours, of_paper, "–"
-    size = mean(abs(one) for one in differences)
+        return "–"
+    size = mean(abs(difference) for difference in differences)
     largest = max(differences, key=abs)
-    text = f"{number_cell(size, digits)}, at most {number_cell(largest, digits, signed=True)}"
-    return ours, of_paper, text
+    return f"{number_cell(size, digits)}, at most {number_cell(largest, digits, signed=True)}"
 
 
 def page(all_found: Sequence[Measured]) -> str:
     """The page."""
     counts = Counter(found.status for found in all_found)
-    lines = [HEAD]
-    lines.append(SUMMARY.format(len(all_found), *(counts[one] for one in (WHOLLY, IN_PART, NOT))))
-    for paper in dict.fromkeys(found.item.paper for found in all_found):
+    rows_by_paper: dict[str, list[str]] = {}
+    for found in all_found:
+        rows_by_paper.setdefault(found.item.paper, []).append(row_of_page(found))
+    lines = [HEAD, SUMMARY.format(len(all_found), counts[WHOLLY], counts[IN_PART], counts[NOT])]
+    for paper, rows in rows_by_paper.items():
         lines += [f"## {paper}", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-        lines += [row_of_page(found) for found in all_found if found.item.paper == paper]
-        lines.append("")
+        lines += [*rows, ""]
     return "\n".join(lines)
 
 

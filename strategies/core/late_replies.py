@@ -38,7 +38,7 @@ POLL_SECONDS = 0.1  # between two questions for real nodes' replies
 
 @dataclass
 class Flight:
-    """A train message without a reply: to whom, of which round, from which arrays.
+    """A train message without a reply yet: the node, the message's round, the arrays it holds.
 
     `ends_at` is when the reply arrives, or the node is given up: then it is `lost`. Both it and
     `started_at` are in seconds of the run's clock."""
@@ -52,8 +52,8 @@ class Flight:
     lost: bool = False
 
 
-class StrategyState(Protocol):
-    """What `LateReplies` reads of its strategy."""
+class LateStrategy(Protocol):
+    """The part of a strategy that `LateReplies` reads."""
 
     grid: Grid
     timeout: float
@@ -82,7 +82,7 @@ class StrategyState(Protocol):
 class LateReplies:
     """The end of a strategy's rounds, its busy nodes, and the clock of simulated clients."""
 
-    def __init__(self, strategy: StrategyState) -> None:
+    def __init__(self, strategy: LateStrategy) -> None:
         self._strategy = strategy
         self._flights: list[Flight] = []
         self.seconds = 0.0  # on the clock of simulated clients, since the run began
