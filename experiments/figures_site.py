@@ -49,7 +49,7 @@ def write_table(table: str) -> None:
 
 
 def sign(image: Path, table: str) -> None:
-    """Write into a PNG file of which run it is."""
+    """Store the run's table in a PNG file, to tell later which run the figure shows."""
     text = PngInfo()
     text.add_itxt(TABLE, table)
     with Image.open(image) as opened:

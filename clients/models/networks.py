@@ -150,7 +150,7 @@ class FeatureMLP(HeadedNetwork):
 
 
 class StackedLSTM(HeadedNetwork):
-    """embedding → two LSTM layers, the last step of which goes to `fc`, if there is one → C (LEAF).
+    """embedding → two LSTM layers → their last step → `fc`, if there is one → C (LEAF).
 
     Inputs are tokens (time) below `num_tokens`."""
 

@@ -124,8 +124,8 @@ def _are_owners(names: Sequence[str]) -> bool:
 
 
 def _owners(raw: Raw, level: int, folder: Path) -> list[str]:
-    """A note that says who owns which classes, where the folders have two levels of which one may
-    be taken for the other; else empty."""
+    """A note with the owners of the classes, where the folders have two levels that could be
+    confused; else empty."""
     other = f"folder:{1 - level}"
     if level > 1 or other not in raw.columns or not raw.classes:
         return []
