@@ -217,7 +217,9 @@ def page(all_found: Sequence[Measured]) -> str:
 def counted(all_found: Sequence[Measured], records: Mapping[str, Mapping[str, Any]]) -> str:
     """The numbers of items and of stale values, in one line."""
     counts = Counter(found.status for found in all_found)
-    cells = [cell for record in records.values() for cell in record["cells"]]
+    cells: list[Cell] = []
+    for record in records.values():
+        cells += record["cells"]
     stale = sum(map(is_stale, cells))
     items = f"{counts[WHOLLY]} measured wholly, {counts[IN_PART]} in part, {counts[NOT]} not"
     return f"coverage: {len(all_found)} items, {items}; {stale} of {len(cells)} values are stale"

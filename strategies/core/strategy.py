@@ -491,7 +491,10 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         Returns a function for each request. It checks and returns the replies, and counts them in
         the round in which it is called."""
         readers = self.messenger.exchanges(requests, self.common_config | self.message_config())
-        self.late.exchanged({node for request in requests for node in request.payloads})
+        asked: set[Node] = set()
+        for request in requests:
+            asked.update(request.payloads)
+        self.late.exchanged(asked)
         return readers
 
     def training_nodes(self) -> list[Node]:
