@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fedapps.common.errors import error_line
 from fedapps.common.resources import num_cpus
-from fedapps.engines.job_pool import Job, trains_in_cohorts
+from fedapps.engines.jobs import Job, trains_in_cohorts
 from fedapps.estimate import Cost, Measured, cost, trained_by, training_seconds
 
 MAX_PROCESSES = 8  # if not set by the user: each process holds torch and the data in memory

@@ -16,7 +16,7 @@ from fedapps.clientapp import make_client
 from fedapps.common.resources import num_cpus
 from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import simulated_node
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.methods import METHODS
 from fedapps.results.checkpoint import newest_checkpoint, saved_round
 from fedapps.results.formats import TextTable

@@ -15,7 +15,7 @@ from fedapps.engines import check_address, check_engine_name
 from fedapps.settings.experiments import Experiment, parse_seeds, read_arguments, split_names
 
 if TYPE_CHECKING:
-    from fedapps.engines.job_pool import Job
+    from fedapps.engines.jobs import Job
     from fedapps.settings.config import Config
 
 
@@ -190,7 +190,7 @@ def make_jobs(
     config: "Config", labels: Sequence[str], seeds: Sequence[int], output: Path
 ) -> "list[Job]":
     """One job for each seed of each label: a method, perhaps with settings."""
-    from fedapps.engines.job_pool import Job
+    from fedapps.engines.jobs import Job
     from fedapps.settings.variants import Variant
     from partitions.datasets.loading import absolute_paths
 

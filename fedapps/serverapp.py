@@ -24,7 +24,7 @@ from fedapps.common.errors import error_line
 from fedapps.common.threads import one_thread
 from fedapps.engines import in_process_grid
 from fedapps.engines.hosting import HostingGrid, engine_of
-from fedapps.engines.job_pool import Apps
+from fedapps.engines.jobs import Apps
 from fedapps.files import PRIVACY, append_text, locked, resume_command, write_text
 from fedapps.methods import METHODS, check_private
 from fedapps.results.checkpoint import newest_checkpoint, next_round

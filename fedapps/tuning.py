@@ -33,7 +33,7 @@ from clients.core.privacy import EVERYTHING
 from fedapps.common.new_files import replaced
 from fedapps.common.settings import present_keys
 from fedapps.common.tasks import AUTO, TASKS, goodness, reported_name, score_named
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.files import write_text
 from fedapps.planning import make_jobs
 from fedapps.results.plot import line_styles, save

@@ -15,7 +15,7 @@ import torch
 
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.engines.run import run_jobs
 from fedapps.planning import make_jobs
 from fedapps.serverapp import APPS, run

@@ -17,7 +17,7 @@ import psutil
 
 import partitions
 from experiments.benchmarks.measure import NEVER, Row, in_new_process, proportional_memory, train
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.settings.config import Config, defaults
 
 REGISTERED = (1000, 100_000)

@@ -21,7 +21,7 @@ from fedapps.planning import (
 )
 
 if TYPE_CHECKING:
-    from fedapps.engines.job_pool import Job
+    from fedapps.engines.jobs import Job
     from fedapps.estimate import Measured
     from fedapps.reproduction import Part
 

@@ -27,7 +27,7 @@ from fedapps.planning import (
 from fedapps.settings.experiments import parts
 
 if TYPE_CHECKING:
-    from fedapps.engines.job_pool import Job
+    from fedapps.engines.jobs import Job
     from fedapps.estimate import Measured
 
 
@@ -124,7 +124,7 @@ def choose(
     `measured` as in `estimate.cost`.
 
     Raises ValueError if the engine cannot run the jobs."""
-    from fedapps.engines.job_pool import check_engine
+    from fedapps.engines.jobs import check_engine
 
     parallel = jobs or 1
     if not engine:

@@ -17,7 +17,7 @@ from fedapps.engines import ENGINES
 from fedapps.planning import check_options, configured
 
 if TYPE_CHECKING:
-    from fedapps.engines.job_pool import Job
+    from fedapps.engines.jobs import Job
     from fedapps.tuning import Outcome, Tuning
 
 

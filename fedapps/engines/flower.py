@@ -24,7 +24,7 @@ from fedapps.common.new_files import append_to
 from fedapps.common.proxies import without_proxy
 from fedapps.common.resources import num_cpus
 from fedapps.common.signals import raise_swallowed
-from fedapps.engines.job_pool import POLL_SECONDS, Follow, Job, may_start
+from fedapps.engines.jobs import POLL_SECONDS, Follow, Job, may_start
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import declare, stage
 from fedapps.files import write_text

@@ -27,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from clients.core.arrays import filled
 from clients.core.cohort import Cohort
-from fedapps.engines.job_pool import Apps
+from fedapps.engines.jobs import Apps
 from fedapps.node.bridge import DEBUG, SIMULATED, SIMULATION, is_simulated, raises_errors, reason_of
 from fedapps.settings.config import Config
 

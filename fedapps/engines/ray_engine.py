@@ -14,7 +14,7 @@ import psutil
 from fedapps.common.resources import num_cpus
 from fedapps.common.signals import handlers_kept, raise_swallowed
 from fedapps.engines.in_process_grid import Pause, Simulated
-from fedapps.engines.job_pool import Apps
+from fedapps.engines.jobs import Apps
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import stage
 from fedapps.settings.config import Config

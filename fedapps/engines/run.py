@@ -13,9 +13,9 @@ from fedapps.common.signals import exit_code, raise_swallowed
 from fedapps.common.threads import one_thread
 from fedapps.engines.flower import run_on_flower
 from fedapps.engines.in_process_grid import Pause, run_in_process
-from fedapps.engines.job_pool import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, check_engine
+from fedapps.engines.job_pool import run_as_processes
+from fedapps.engines.jobs import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, check_engine
 from fedapps.engines.ray_engine import on_ray
-from fedapps.engines.worker_processes import run_as_processes
 from fedapps.files import ERRORS, locked, write_configuration
 from fedapps.saved import CHECKPOINTS
 from fedapps.settings.config import Config

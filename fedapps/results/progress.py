@@ -14,7 +14,7 @@ from rich.text import Text
 from fedapps.console import say, visible
 
 if TYPE_CHECKING:
-    from fedapps.engines.job_pool import Job
+    from fedapps.engines.jobs import Job
 
 
 class Display:

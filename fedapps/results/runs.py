@@ -31,7 +31,7 @@ from fedapps.settings.variants import Variant
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from fedapps.engines.job_pool import Job
+    from fedapps.engines.jobs import Job
 
 ROLES = {"train": "training clients", "novel": "novel clients"}
 SHORT_ROLES = {"train": "training", "novel": "novel"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from fedapps.common.errors import printable
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.files import in_use
 from fedapps.results.progress import shown
 from fedapps.results.runs import read_rounds

@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.files import FORMAT
 from fedapps.results.schema import Summary, SummaryFile
 from fedapps.saved import CHECKPOINTS

@@ -11,7 +11,7 @@ from run_folders import leave
 from small_runs import fedapps, invoke
 
 from fedapps.console import spreadsheet_cell
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.methods import METHODS
 from fedapps.results.comparison import as_csv, compare
 from fedapps.results.formats import TextTable, as_rich, displayed

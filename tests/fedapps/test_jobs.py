@@ -6,10 +6,10 @@ import signal
 import pytest
 from small_runs import SMALL
 
-from fedapps.engines import flower, worker_processes
+from fedapps.engines import flower, job_pool
 from fedapps.engines.flower import flower_runs
+from fedapps.engines.job_pool import longest_first
 from fedapps.engines.run import run_jobs
-from fedapps.engines.worker_processes import longest_first
 from fedapps.planning import make_jobs
 from fedapps.serverapp import APPS
 from fedapps.settings.config import defaults
@@ -22,7 +22,7 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
     the other process has returned the second job's error. The others are carried out."""
     methods = ["fedavg rounds=90000", "fedavg min-valid-replies=9", "fedper", "local"]
     jobs = make_jobs(SMALL | {"num-clients": 2}, methods, [0], tmp_path)
-    start, processes = worker_processes._start_worker, []
+    start, processes = job_pool._start_worker, []
 
     def start_worker():
         pipe, worker = start()
@@ -33,7 +33,7 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
         if jobs[1].done and not jobs[0].done:
             os.kill(processes[1].pid, signal.SIGKILL)  # the last idle one takes the first job
 
-    monkeypatch.setattr(worker_processes, "_start_worker", start_worker)
+    monkeypatch.setattr(job_pool, "_start_worker", start_worker)
     run_jobs(jobs, "in-process", APPS, parallel=2, follow=follow)
     assert jobs[0].error == "its process ended with code -9"
     assert "1 valid replies of 1, min-valid-replies is 9" in jobs[1].error

@@ -14,7 +14,7 @@ from small_runs import SMALL, fedapps, share
 from clients.core.client import Client
 from fedapps.clientapp import _answer_simulated, app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.engines.run import run_jobs
 from fedapps.planning import check
 from fedapps.results import plot

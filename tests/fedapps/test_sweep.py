@@ -7,7 +7,7 @@ import threading
 import pytest
 from small_runs import SMALL, fedapps
 
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.engines.run import run_jobs
 from fedapps.planning import make_jobs
 from fedapps.results.progress import seconds_left

@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fedapps.engines.job_pool import Job
+from fedapps.engines.jobs import Job
 from fedapps.results.formats import TextTable, as_rich
 from fedapps.results.progress import Display
 from fedapps.results.runs import runs_of

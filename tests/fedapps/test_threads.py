@@ -20,9 +20,9 @@ from fedapps.clientapp import app
 from fedapps.common.threads import one_thread
 from fedapps.components import client_app
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.engines.job_pool import Apps
+from fedapps.engines.job_pool import run_as_processes
+from fedapps.engines.jobs import Apps
 from fedapps.engines.ray_actors import Actor
-from fedapps.engines.worker_processes import run_as_processes
 from fedapps.planning import make_jobs
 from fedapps.serverapp import load_client_app
 from strategies.methods.fedavg import FedAvg

@@ -11,7 +11,7 @@ from clients.core.arrays import from_record
 from fedapps.clientapp import app
 from fedapps.common.settings import Interval
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.engines.job_pool import may_start
+from fedapps.engines.jobs import may_start
 from fedapps.engines.run import run_jobs
 from fedapps.methods import METHODS
 from fedapps.planning import make_jobs, share_trainings, trainings_lines
