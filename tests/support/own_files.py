@@ -24,7 +24,8 @@ def trained(path, rounds=3, **changes):
     config = configuration(path, rounds, **changes)
     federation = partitions.federation(config)
     check(config)
-    result = run(InProcessGrid.simulation(app, config, CLIENTS), config, "in-process")
+    grid = InProcessGrid.simulation(app, config, int(config["num-clients"]))
+    result = run(grid, config, "in-process")
     return result.evaluate_metrics_clientapp[rounds], federation
 
 
