@@ -56,16 +56,20 @@ class Client(Protocol):
 def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, int, Metrics]:
     """Loss, number of labeled samples and metrics.
 
-    A novel client is scored on all its data, a training client on validation and test data. With
-    `bound`, the metrics include the error on the training data, a term of the generalization
-    bound."""
+    A novel client is scored on all its data, a training client on validation and test data. The
+    counts for the F1 of sub-populations are those of its test samples, or of its validation samples
+    if it has no others. With `bound`, the metrics include the error on the training data, a term of
+    the generalization bound."""
     share = client.share
     if share.novel:
-        return score_samples(client, share.everything, select=select)
-    loss, labeled, metrics = score_samples(client, share.validation, select=select)
+        return score_samples(client, share.everything, select=select, counts=True)
+    has_test = share.test is not None and len(share.test) > 0
+    loss, labeled, metrics = score_samples(
+        client, share.validation, select=select, counts=not has_test
+    )
     main = TASKS[client.targets.task].main.name
     if share.test is not None:
-        _, tested, scores = score_samples(client, share.test, "test-")
+        _, tested, scores = score_samples(client, share.test, "test-", counts=has_test)
         metrics |= scores | {f"test-{main}-examples": tested}
     if bound:
         _, trained, fitted = score_samples(client, share.train)
@@ -77,39 +81,46 @@ def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, i
 
 
 def score_samples(
-    client: Client, samples: Samples, prefix: str = "", select: str = ""
+    client: Client,
+    samples: Samples,
+    prefix: str = "",
+    select: str = "",
+    *,
+    counts: bool = False,
 ) -> tuple[float, int, Metrics]:
     """Mean loss, number of labeled samples, and the task's scores over the labeled samples, each
     under its name after `prefix`.
 
     For `select` = "macro-f1" the metrics of classes include this score. Without a `prefix` they
     include the adaptation's metrics, the scores of its intermediate logits, further scores of the
-    task, and the user's own."""
+    task, and the user's own. With `counts` they include those for the F1 of sub-populations, under
+    names without the prefix: one model's, on one set of samples."""
+    in_full = not prefix
     if not len(samples):
         return 0.0, 0, {}
     x, y = samples.to(client.device)[:]
     logits = predict_novel(client, x) if client.share.novel else client.predict(x)
     labeled = labeled_rows(y)
     count = int(labeled.sum())
-    metrics = {} if prefix else dict(client.adaptation_metrics)
+    metrics = dict(client.adaptation_metrics) if in_full else {}
     if not count:
         return 0.0, 0, metrics
     targets = client.targets
     main = TASKS[targets.task].main.name
     y = y[labeled]
-    if not prefix:
+    if in_full:
         for name, z in client.intermediate_logits.items():
             metrics[f"{name}-{main}"] = main_of(z[labeled], y, targets)
     logits = logits[labeled]
     metrics[prefix + main] = main_of(logits, y, targets)
     if select == "macro-f1" and targets.task in (CLASSES, BINARY):
         metrics[prefix + select] = macro_f1(y, predicted(logits, targets))
-    if not prefix:
+    if in_full:
         metrics |= further_scores(logits, y, targets)
         metrics |= _own_scores(client, logits, y)
     if targets.task == VALUES:
         metrics[prefix + "value-sums"] = value_sums(logits, y)
-    if SUB_POPULATION in client.share.attributes:  # a user with a preference, for F1
+    if counts and SUB_POPULATION in client.share.attributes:  # a user with a preference
         # True negatives, false positives, false negatives, true positives.
         metrics["counts"] = (2 * y + logits.argmax(1)).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])

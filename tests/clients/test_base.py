@@ -226,6 +226,23 @@ def test_counts_of_a_user_with_a_taste():
     assert metrics["counts"] == [1, 2, 3, 0] and metrics["sub-population"] == 4
 
 
+@pytest.mark.parametrize(("tested", "expected"), [(True, [2, 1, 0, 3]), (False, [1, 1, 0, 1])])
+def test_counts_are_of_the_personal_model_on_test_samples(tested, expected):
+    """The personal model predicts 1 for x > 0, else 0: test labels 0 0 0 1 1 1 as 1 0 0 1 1 1, and,
+    of a client without test samples, validation labels 0 1 0 as 1 1 0. The global model predicts 0
+    for all of them."""
+    test = None
+    if tested:
+        test = samples(((1.0,), (-1.0,), (-2.0,), (1.0,), (2.0,), (3.0,)), (0, 0, 0, 1, 1, 1))
+    data = share(x=((1.0,), (2.0,), (-1.0,)), y=(0, 1, 0))
+    data = replace(data, test=test, attributes={"sub-population": 4})
+    ditto = DittoClient(torch.nn.Linear(1, 2), data)
+    ditto.state = {"own/weight": np.float32([[-1], [1]]), "own/bias": np.zeros(2, np.float32)}
+    arrays = {"weight": np.zeros((2, 1), np.float32), "bias": np.float32([2, 0])}
+    _, _, metrics = ditto.score(arrays, {})
+    assert metrics["counts"] == expected and metrics["sub-population"] == 4
+
+
 def test_what_is_sent_goes_before_what_is_kept_and_that_before_what_was_first():
     one = client(FedPerClient)
     kept, sent = 2 * np.eye(2, dtype=np.float32), 3 * np.eye(2, dtype=np.float32)
