@@ -134,41 +134,57 @@ def label_name(columns: Mapping[str, Any], form: Form) -> str:
     return labels[0] if labels else ""
 
 
-def _of_columns(columns: Mapping[str, Any], form: Form, batched: bool) -> Read:
-    """Of a mapping: the input by its usual name; or several inputs, which the network's forward
-    pass takes by name; or a vector of all columns, if each is one number for each sample."""
+def _by_text(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """The columns by their names as text. Raises ValueError if two have the same text."""
+    columns: dict[str, Any] = {}
+    for name, values in given.items():
+        if str(name) in columns:
+            raise ValueError(f"an item has two columns called {name}; rename one of them")
+        columns[str(name)] = values
+    return columns
+
+
+def _of_columns(given: Mapping[Any, Any], form: Form, batched: bool) -> Read:
+    """Of a mapping, in this order: the input under its usual name; several inputs, which the
+    network's forward pass takes by name; the columns of a table that all nodes encode alike; or a
+    vector of all columns, if each is one number for each sample."""
+    columns = _by_text(given)
     target = label_name(columns, form)
     label = columns[target] if target else None
-    others = [str(name) for name in columns if name != target]
-    inputs = [name for name in INPUTS if name in others]
-    if len(inputs) > 1:
+    others = {name: values for name, values in columns.items() if name != target}
+
+    usual = [name for name in INPUTS if name in others]
+    if len(usual) > 1:
         raise ValueError(
-            f"an item has {' and '.join(inputs)}, and each may be its input; leave one of them out"
+            f"an item has {' and '.join(usual)}, and each may be its input; leave one of them out"
         )
-    if inputs:
-        rest = [name for name in others if name != inputs[0]]
+    if usual:
+        (name,) = usual
+        rest = [other for other in others if other != name]
         if not target and rest:
             raise ValueError(
-                f"an item has {inputs[0]} and {', '.join(rest)}, and none of the names of labels "
+                f"an item has {name} and {', '.join(rest)}, and none of the names of labels "
                 f"({', '.join(LABEL_NAMES)}); rename the label, name it, as label=NAME, or give a "
                 "client without labels its inputs alone"
             )
-        return Read((_input(columns[inputs[0]]),), (), label)
-    named = [name for name in others if name in form.takes()]
-    if named:
-        _say_inputs(named, [name for name in others if name not in named], target)
-        return Read(tuple(_input(columns[name]) for name in named), tuple(named), label)
-    if batched and form.table is not None and _are_columns([columns[name] for name in others]):
-        x = form.table({name: columns[name] for name in others})
-        return Read((torch.from_numpy(x),), (), label)
-    numbers = _as_vector({name: columns[name] for name in others}, form, batched)
+        return Read((_input(others[name]),), (), label)
+
+    taken = {name: _input(values) for name, values in others.items() if name in form.takes()}
+    if taken:
+        _say_inputs(list(taken), [name for name in others if name not in taken], target)
+        return Read(tuple(taken.values()), tuple(taken), label)
+
+    if batched and form.table is not None and _are_columns(list(others.values())):
+        return Read((torch.from_numpy(form.table(others)),), (), label)
+
+    numbers = _as_vector(others, form, batched)
     if numbers is not None:
         say_once(f"the columns {', '.join(others):.300} are one vector of inputs")
         return Read((numbers,), (), label)
     raise ValueError(
-        f"an item has the columns {', '.join(map(str, columns)):.300}, and it is not clear which "
-        "are its inputs; call a single one x, let the network's forward pass take several by these "
-        "names, or give pairs (x, y)"
+        f"an item has the columns {', '.join(columns):.300}, and it is not clear which are its "
+        "inputs; call a single one x, let the network's forward pass take several by these names, "
+        "or give pairs (x, y)"
     )
 
 
