@@ -1,29 +1,23 @@
-"""Writes the model of a finished run and the states of its strategy and clients, at the reported
-round; model and strategy also at the last one. Checks what another run starts from.
+"""A run's folder: writes the states of its clients, clears the results of a former run, and checks
+what another run starts from.
 
 Only simulations have `clients/`: a real node keeps its state to itself."""
 
-import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import partitions
 from clients.core.arrays import Arrays
-from clients.core.protocol import RUN_TOKEN, StateUse
+from clients.core.protocol import StateUse
 from fedapps.building import with_public
 from fedapps.common.new_files import remove_folder
 from fedapps.files import ERRORS, array_bytes, write_files
 from fedapps.methods import METHODS
+from fedapps.results.model_files import ARRAY_FILES
 from fedapps.saved import (
     CLIENTS,
-    HANDOUT,
-    MODEL,
-    STRATEGY,
     SUMMARY,
     TOKEN,
     WHICH,
@@ -33,47 +27,11 @@ from fedapps.saved import (
     of_round,
     read_client_states,
     read_former,
-    state_bytes,
 )
 from fedapps.settings.config import Config
 from fedapps.settings.saved_configurations import run_configuration
 from fedapps.settings.variants import is_of_data, root
 from partitions.federations import Federation
-
-ARRAY_FILES = (MODEL, HANDOUT, STRATEGY)
-
-
-def model_files(run: Path, state: Mapping[str, Any]) -> dict[Path, bytes]:
-    """The files of a strategy's `state`, by path."""
-    files = {run / MODEL: array_bytes(state["arrays"])}
-    if state["handout"]:
-        files[run / HANDOUT] = array_bytes(state["handout"])
-    if state["kept"]:
-        files[run / STRATEGY] = state_bytes(state["kept"])
-    if token := state.get("token"):
-        files[run / TOKEN] = json.dumps({RUN_TOKEN: token}).encode()
-    return files
-
-
-def digests_of(files: Mapping[Path, bytes]) -> dict[str, str]:
-    """The digests of those of the files that hold arrays, by name."""
-    return {file.name: digest(data) for file, data in files.items() if file.name != TOKEN}
-
-
-def write_final(run: Path, state: Mapping[str, Any]) -> dict[str, str]:
-    """Write the files of the last round's `state`: hard links to those of the reported round
-    where both have the same content. Returns their digests by name."""
-    files = {file: data for file, data in model_files(run, state).items() if file.name != TOKEN}
-    finals = {of_round(file, "last"): data for file, data in files.items()}
-    for file, data in list(files.items()):
-        final = of_round(file, "last")
-        final.unlink(missing_ok=True)
-        if file.is_file() and file.read_bytes() == data:
-            with suppress(OSError):  # some disks have no links
-                os.link(file, final)
-                del files[file]
-    write_files({of_round(file, "last"): data for file, data in files.items()})
-    return digests_of(finals)
 
 
 def write_client_states(run: Path, memories: Mapping[int, Arrays]) -> str:

@@ -33,6 +33,7 @@ from fedapps.results import folder as folders
 from fedapps.results.card import FILE as CARD
 from fedapps.results.card import make_card
 from fedapps.results.method_code import code_of
+from fedapps.results.model_files import ARRAY_FILES, digests_of, model_files, write_final
 from fedapps.results.progress import shown
 from fedapps.results.schema import metric_names
 from fedapps.saved import CHECKPOINTS, CLIENTS, DIGESTS, SUMMARY, State, state_bytes
@@ -302,10 +303,10 @@ class Recorder:
         files: dict[Path, bytes] = {}
         digests = dict(self._digests)
         if self._model_changed:
-            files = folders.model_files(self.folder, self._model)
-            for name in folders.ARRAY_FILES:
+            files = model_files(self.folder, self._model)
+            for name in ARRAY_FILES:
                 digests.pop(name, None)
-            digests |= folders.digests_of(files)
+            digests |= digests_of(files)
         summary = self.summary | {DIGESTS: digests}
         files[self.folder / SUMMARY] = json.dumps(summary, indent=1).encode()
         write_files(files)
@@ -318,7 +319,7 @@ class Recorder:
         self._digests[CLIENTS] = folders.write_client_states(folder, states)
 
     def _write_final(self, folder: Path, state: State) -> None:
-        self._digests |= folders.write_final(folder, state)
+        self._digests |= write_final(folder, state)
 
     def _write_lines(self) -> None:
         """Append the rounds that are not in metrics.jsonl."""

@@ -1,5 +1,6 @@
 """A run's folder: what others go on from, written and read back, replaced whole, cleared."""
 
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,11 +18,10 @@ from fedapps.results.folder import (
     check_former,
     check_unseen,
     clear,
-    model_files,
     write_client_states,
-    write_final,
 )
-from fedapps.saved import CHECKPOINTS, read_client_states, read_former, state_bytes
+from fedapps.results.model_files import model_files, write_final
+from fedapps.saved import CHECKPOINTS, STRATEGY, read_client_states, read_former, state_bytes
 from fedapps.settings.config import defaults
 
 ARRAYS, HANDOUT = {"w": np.arange(3.0)}, {"3/w": np.ones((2, 1))}
@@ -42,7 +42,7 @@ def test_what_a_strategy_keeps_lies_beside_its_model(tmp_path):
     np.testing.assert_equal(former, state(HANDOUT, KEPT))
     assert isinstance(former["kept"]["seen"], set)
     assert [file.name for file in model_files(tmp_path, state())] == ["model.safetensors"]
-    kept = tmp_path / folders.STRATEGY
+    kept = tmp_path / STRATEGY
     kept.write_bytes(kept.read_bytes()[:-1])
     vouch(tmp_path)
     with pytest.raises(ValueError, match=r"strategy.safetensors is refused: it"):
@@ -73,7 +73,7 @@ def test_the_last_rounds_state_lies_beside_the_best_rounds(tmp_path):
 
 
 def test_a_disk_without_links_has_two_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders.os, "link", Mock(side_effect=PermissionError("no links")))
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError("no links")))
     write_files(model_files(tmp_path, state(HANDOUT)))
     write_final(tmp_path, state(HANDOUT))
     assert {f.stat().st_nlink for f in tmp_path.iterdir()} == {1}
