@@ -22,9 +22,9 @@ from fedapps.files import locked, write_files, write_text
 from fedapps.methods import METHODS
 from fedapps.saved import read_json, read_state, state_bytes
 from fedapps.settings.config import Config, relevant, settings
-from fedapps.settings.declarations import of_class, of_partitions
 from fedapps.settings.run import RunSettings
 from fedapps.settings.saved_configurations import CIRCUMSTANCES
+from fedapps.settings.sections import of_class, of_partitions
 from strategies.core.kept_rounds import Content, KeptRounds
 
 FOLDER = ".trainings"  # beside the folders of runs

@@ -25,8 +25,8 @@ from fedapps.common.settings import (
     taken,
 )
 from fedapps.methods import METHODS, Method
-from fedapps.settings.declarations import of_method
 from fedapps.settings.rates import task_of, with_rate_of_task
+from fedapps.settings.sections import of_method
 from partitions.rules.registry import options_of
 
 Config = dict[str, Value]

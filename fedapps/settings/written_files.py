@@ -10,7 +10,7 @@ from typing import Any
 from fedapps.common.settings import Setting, Value
 from fedapps.methods import METHODS
 from fedapps.settings.config import SCHEMA, declared
-from fedapps.settings.declarations import Settings, common, of_partitions, sections
+from fedapps.settings.sections import Settings, common, of_partitions, sections
 
 BEGIN = (
     "# Written by `fedapps settings --write`, up to the end mark: change the declarations instead."

@@ -14,7 +14,7 @@ from clients.core.arrays import from_record
 from fedapps.component_settings import GIVEN, OF_SERVER, of_client, of_server
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.settings.declarations import common, of_method, of_partitions
+from fedapps.settings.sections import common, of_method, of_partitions
 from strategies.core.accountant import central_epsilon, local_epsilon, local_loss
 from strategies.core.rounds import PersonalizedStrategy
 

@@ -7,7 +7,7 @@ from clients.core.client import Client
 from fedapps.callbacks import Callback
 from fedapps.common.settings import setting
 from fedapps.methods import METHODS, Method
-from fedapps.settings.declarations import of_method
+from fedapps.settings.sections import of_method
 from partitions.rules.partitioner import RowsPartitioner
 from strategies.methods.fedavg import FedAvg
 

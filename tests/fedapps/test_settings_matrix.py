@@ -16,8 +16,8 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.planning import plan
 from fedapps.settings.config import accepted, defaults, override, settings
-from fedapps.settings.declarations import common, of_method, of_partitions
 from fedapps.settings.experiments import parse_experiment
+from fedapps.settings.sections import common, of_method, of_partitions
 from strategies.core.rounds import PersonalizedStrategy
 from strategies.core.strategy import StrategyBase
 

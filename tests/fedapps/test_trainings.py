@@ -19,7 +19,7 @@ from fedapps.results import checkpoint
 from fedapps.saved import read_state
 from fedapps.serverapp import APPS, run
 from fedapps.settings.config import override
-from fedapps.settings.declarations import common, of_method, of_partitions
+from fedapps.settings.sections import common, of_method, of_partitions
 from fedapps.settings.variants import Variant
 from fedapps.trainings import FOLDER, training_of
 from strategies.core.rounds import PersonalizedStrategy

@@ -1,4 +1,7 @@
-"""The declarations of all classes. Only here are the classes imported: a run reads schema.json."""
+"""Which settings exist, by section: the common ones, those of partition rules, of each method.
+
+They are collected from the classes that declare them. Only this module imports these classes: a run
+reads schema.json."""
 
 from dataclasses import replace
 from functools import cache
