@@ -23,12 +23,12 @@ from clients.core.protocol import LR_FACTOR, RUN_TOKEN, SELECT, lr_factor
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
 from strategies.core.column_encoder import ColumnEncoder
-from strategies.core.construction import Construction, Rebuilding
 from strategies.core.kept_rounds import KeptRounds
 from strategies.core.late_replies import LateReplies, rebased
 from strategies.core.latency import Latency
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
+from strategies.core.repeated_runs import Construction, Rebuilding
 from strategies.core.replies import EXAMPLES, Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round import Request, Round
