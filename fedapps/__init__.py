@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedapps.api import read, run
     from fedapps.common.external_code import allow
-    from fedapps.components import client_app, from_client_fn, server_app
     from fedapps.engines.in_process_grid import InProcessGrid
+    from fedapps.own_app import client_app, from_client_fn, server_app
     from fedapps.service.delivery import load_personal
     from fedapps.service.finished_run import load
 
@@ -22,13 +22,13 @@ __all__ = ["InProcessGrid", "allow", "client_app", "from_client_fn", "load", "lo
 _MODULES = {
     "InProcessGrid": "fedapps.engines.in_process_grid",
     "allow": "fedapps.common.external_code",
-    "client_app": "fedapps.components",
-    "from_client_fn": "fedapps.components",
+    "client_app": "fedapps.own_app",
+    "from_client_fn": "fedapps.own_app",
     "load": "fedapps.service.finished_run",
     "load_personal": "fedapps.service.delivery",
     "read": "fedapps.api",
     "run": "fedapps.api",
-    "server_app": "fedapps.components",
+    "server_app": "fedapps.own_app",
 }
 
 HERE = Path(__file__).resolve().parent

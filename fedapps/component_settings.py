@@ -1,4 +1,4 @@
-"""Which settings the components of `fedapps.components` carry out, and how the two are compared.
+"""Which settings `client_app` and `server_app` carry out, and how the two are compared.
 
 A setting is read by the server's component, by the clients', or by both. One that is given where
 only the other component reads it must be given there too, with the same value; the server's

@@ -27,7 +27,7 @@ ROOMS = [
     ["fedapps.engines"],
     ["fedapps.results"],
     ["fedapps.service"],
-    ["fedapps.clientapp", "fedapps.serverapp", "fedapps.components", "fedapps.callbacks",
+    ["fedapps.clientapp", "fedapps.serverapp", "fedapps.own_app", "fedapps.callbacks",
      "fedapps.component_settings", "fedapps.run_settings",
      "fedapps.estimate", "fedapps.engine_choice"],
     ["fedapps.planning", "fedapps.tuning", "fedapps.reproduction"],

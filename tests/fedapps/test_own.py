@@ -18,9 +18,9 @@ from fedapps.callbacks import Callback
 from fedapps.clientapp import app, host
 from fedapps.common import external_code
 from fedapps.common.errors import MAX_LINE, MAX_LINES, bounded, brief, described
-from fedapps.components import client_app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import Method
+from fedapps.own_app import client_app
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults

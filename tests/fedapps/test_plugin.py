@@ -21,9 +21,9 @@ from torch.utils.data import Subset, TensorDataset
 import fedapps
 import strategies
 from clients.core.arrays import to_record
-from fedapps.components import share_of
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
+from fedapps.own_app import share_of
 from partitions.items import Items, from_items
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"

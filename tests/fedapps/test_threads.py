@@ -18,11 +18,11 @@ from clients.core.client import Client
 from fedapps.building import shared_arrays
 from fedapps.clientapp import app
 from fedapps.common.threads import one_thread
-from fedapps.components import client_app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import run_as_processes
 from fedapps.engines.jobs import Apps
 from fedapps.engines.ray_actors import Actor
+from fedapps.own_app import client_app
 from fedapps.planning import make_jobs
 from fedapps.serverapp import load_client_app
 from strategies.methods.fedavg import FedAvg
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = """
 import torch
 torch.set_num_threads(3)
-import fedapps.api, fedapps.clientapp, fedapps.components, fedapps.estimate, fedapps.serverapp
+import fedapps.api, fedapps.clientapp, fedapps.own_app, fedapps.estimate, fedapps.serverapp
 import fedapps.engines.run, fedapps.planning, fedapps.service.finished_run
 assert torch.get_num_threads() == 3
 """

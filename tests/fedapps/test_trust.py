@@ -26,8 +26,8 @@ from fedapps.callbacks import make_callbacks
 from fedapps.clientapp import app, make_client
 from fedapps.commands.main import cli
 from fedapps.common import external_code
-from fedapps.components import client_app
 from fedapps.engines.in_process_grid import respond
+from fedapps.own_app import client_app
 from fedapps.results.card import Card
 from fedapps.serverapp import run_in_process
 from fedapps.service.delivery import PersonalizationResult

@@ -1,4 +1,4 @@
-"""Any method in your own Flower app: its two components, from a network and data."""
+"""Any method in a user's own Flower app: its two components, from a network and data."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
