@@ -21,7 +21,7 @@ from fedapps.common.new_files import make_folder
 from fedapps.common.tasks import AUTO, goodness, reported_name
 from fedapps.saved import state_bytes
 from fedapps.settings.config import Config
-from strategies.core.round import Stop
+from strategies.core.round_state import Stop
 from strategies.core.rounds import PersonalizedStrategy
 
 Report = Mapping[str, Any]  # a line of metrics.jsonl

@@ -23,7 +23,7 @@ from clients.core.arrays import model_arrays
 from clients.methods.lgfedavg import OWN_BODIES, LGFedAvgClient
 from partitions.shares import Samples
 from strategies.core.replies import Node, Update
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods.lgfedavg import LGFedAvg
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "LG-FedAvg"

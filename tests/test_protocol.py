@@ -16,7 +16,7 @@ from fedapps.methods import METHODS
 from fedapps.serverapp import run
 from strategies.core.evaluation import means, trimmed
 from strategies.core.replies import Node, Update
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods.afl import AFL
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.fedgma import FedGMA

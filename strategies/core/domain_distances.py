@@ -14,7 +14,7 @@ from torch import nn
 from clients.core.arrays import Arrays
 from clients.core.optimizers import Adam
 from strategies.core.replies import most_common
-from strategies.core.round import Request
+from strategies.core.round_state import Request
 
 Exchanges = Callable[..., list[Callable[[], list[Any]]]]  # `StrategyBase.exchanges`
 Nodes = Sequence[Any]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from flwr.app import MetricRecord
 
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 
 # Keys of a strategy's state that are the run's own: they are not shared.
 OF_THE_RUN = ("kept", "token", "privacy")

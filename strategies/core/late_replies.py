@@ -31,7 +31,7 @@ from strategies.core.latency import Latency
 from strategies.core.limits import Change
 from strategies.core.messages import Messenger, Sent
 from strategies.core.replies import Node, Update
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 
 POLL_SECONDS = 0.1  # between two questions for real nodes' replies
 

@@ -27,7 +27,7 @@ from strategies.core.limits import (
 from strategies.core.privacy import Privacy
 from strategies.core.replies import EXAMPLES, NOT_FINITE, Node, Requirement, Update
 from strategies.core.reply_checks import read_reply
-from strategies.core.round import Request, Round
+from strategies.core.round_state import Request, Round
 
 Sent = list[tuple[Message, Node]]
 MAX_CAUSES = 50  # passed to `on_failure`; a client may invent any number of causes

@@ -39,7 +39,7 @@ from strategies.core.evaluation import (
     train_means,
 )
 from strategies.core.replies import LACKS, NOT_FINITE, Node, Update
-from strategies.core.round import PersonalizationCost, Round, Stop
+from strategies.core.round_state import PersonalizationCost, Round, Stop
 from strategies.core.run_state import (
     InitialArraysTracker,
     client_states,

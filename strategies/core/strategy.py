@@ -31,7 +31,7 @@ from strategies.core.privacy import Privacy
 from strategies.core.repeated_runs import Construction, Rebuilding
 from strategies.core.replies import EXAMPLES, Node, Requirement, Update
 from strategies.core.roster import Roster
-from strategies.core.round import Request, Round
+from strategies.core.round_state import Request, Round
 
 # Aggregates the metrics of several replies; the text is the name of the metric that weighs them. As
 # `train_metrics_aggr_fn` of Flower's FedAvg.

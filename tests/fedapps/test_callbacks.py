@@ -12,7 +12,7 @@ from small_runs import SMALL, fedapps, federate
 
 from fedapps.callbacks import Callback, Callbacks, EarlyStopping, make_callbacks, numbers
 from fedapps.common import external_code
-from strategies.core.round import Stop
+from strategies.core.round_state import Stop
 
 HEARD = []  # what Diary got, in order
 

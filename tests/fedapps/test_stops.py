@@ -21,7 +21,7 @@ from fedapps.planning import make_jobs
 from fedapps.results.checkpoint import saved_round
 from fedapps.serverapp import APPS
 from fedapps.settings.saved_configurations import run_configuration
-from strategies.core.round import Stop
+from strategies.core.round_state import Stop
 from strategies.methods.fedavg import FedAvg
 
 RUN = ["run", "num-clients=4", "local-steps=1", "--engine", "in-process", "--methods", "fedavg"]

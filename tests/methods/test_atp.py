@@ -20,7 +20,7 @@ from fedapps.clientapp import app
 from fedapps.serverapp import run
 from fedapps.service import figures
 from strategies.core.replies import Node
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods.atp import ATP
 
 

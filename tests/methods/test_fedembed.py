@@ -21,7 +21,7 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.core.evaluation import f1_scores, macro_f1
 from strategies.core.replies import Node, Update
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods._preferences import CentralAdam, PFedKM
 from strategies.methods.fedembed import FedEmbed
 

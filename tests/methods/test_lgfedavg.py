@@ -11,7 +11,7 @@ from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
 from strategies.core.replies import Node
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods.lgfedavg import LGFedAvg
 
 HEAD = {"head.weight", "head.bias"}

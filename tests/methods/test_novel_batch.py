@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from clients.core.evaluation import score_samples
 from fedapps.common.tasks import Targets
 from strategies.core.replies import Node
-from strategies.core.round import PersonalizationCost, Round
+from strategies.core.round_state import PersonalizationCost, Round
 from strategies.core.rounds import PersonalizedStrategy
 
 

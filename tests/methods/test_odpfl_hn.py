@@ -26,7 +26,7 @@ from fedapps.settings.config import defaults
 from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
 from strategies.core.replies import Node, Update
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods.odpfl_hn import ODPFLHN
 
 INFO = Info("tiny", (6,), 3, "")

@@ -19,7 +19,7 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.core.replies import Node, Update
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods._generated_networks import Targets
 from strategies.methods.pfedhn import PFedHN
 

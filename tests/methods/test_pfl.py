@@ -13,7 +13,7 @@ from clients.models import build_model
 from partitions.shares import Samples
 from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Node, Update
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods import pfl
 from strategies.methods.pfl import PFL, PFLEnsemble, PFLNearest
 

@@ -10,7 +10,7 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.core.privacy import Privacy
 from strategies.core.replies import Node
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods._preferences import PFedKM
 from strategies.methods.fedembed import FedEmbed
 from strategies.methods.fedrep import FedRep

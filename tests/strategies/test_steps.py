@@ -10,8 +10,7 @@ from clients.core.arrays import from_record, to_record
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
 from fedapps.common.seeds import seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
-from strategies.core import evaluation, messages, run_state, strategy
-from strategies.core import round as rounds
+from strategies.core import evaluation, messages, round_state, run_state, strategy
 from strategies.core.replies import Node, Update, most_common
 from strategies.methods.fedavg import FedAvg
 
@@ -317,9 +316,9 @@ def test_the_most_common_properties_and_of_ties_the_least():
 
 def test_phases_follow_one_another(monkeypatch):
     """From 10 s on: 2 s until 12, then 3 until 15."""
-    now = rounds.Round(started=10.0, phase_started=10.0)
+    now = round_state.Round(started=10.0, phase_started=10.0)
     for at, phase in ((12.0, "send"), (15.0, "clients")):
-        monkeypatch.setattr(rounds.time, "monotonic", lambda at=at: at)
+        monkeypatch.setattr(round_state.time, "monotonic", lambda at=at: at)
         now.end_phase(phase)
     assert now.phases == {"send": 2.0, "clients": 3.0}
 

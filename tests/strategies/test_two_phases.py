@@ -10,7 +10,7 @@ from clients.methods.atp import RATES
 from clients.methods.lgfedavg import OWN_BODIES, LGFedAvgClient
 from clients.models import build_model
 from strategies.core.replies import Node
-from strategies.core.round import Round
+from strategies.core.round_state import Round
 from strategies.methods.atp import ATP
 from strategies.methods.lgfedavg import LGFedAvg
 
