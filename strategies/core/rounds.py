@@ -11,7 +11,7 @@
 
 The other files of this folder have one subject each: the roster of nodes (`roster`), messages and
 replies (`messages`, `replies`, `reply_checks`, `limits`), metrics (`evaluation`), saved state
-(`run_state`) and privacy (`privacy`)."""
+(`run_state`), rounds that are undone (`undone_rounds`) and privacy (`privacy`)."""
 
 import time
 from collections import Counter
@@ -43,12 +43,10 @@ from strategies.core.round_state import PersonalizationCost, Round, Stop
 from strategies.core.run_state import (
     InitialArraysTracker,
     client_states,
-    model_is_finite,
     return_client_states,
-    snapshot,
-    undo_round,
 )
 from strategies.core.strategy import StrategyBase
+from strategies.core.undone_rounds import model_is_finite, snapshot, undo_round
 
 __all__ = ["PersonalizedStrategy", "Stop"]
 

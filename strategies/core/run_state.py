@@ -1,20 +1,16 @@
-"""The state of a run: snapshots of the server's state, arrays from Flower, clients' states."""
+"""The state of a run: copies of the server's state, arrays from Flower, clients' states."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from logging import WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord
-from flwr.common.logger import log
 
 from clients.core.arrays import Arrays, from_record, unclear_statistics
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
-from strategies.core.replies import Node, finite
+from strategies.core.replies import Node
 from strategies.core.strategy import StrategyBase
 
-# Keys of `StrategyBase.state` whose values are not part of the model.
-NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder", "late")
 STATE_BATCH = 100  # clients whose states travel in one exchange
 
 
@@ -40,29 +36,6 @@ def own_copy(state: Mapping[str, Any], *, in_place: bool) -> dict[str, Any]:
         if key in copied:
             copied[key] = deepcopy(copied[key])
     return copied
-
-
-def snapshot(strategy: StrategyBase) -> dict[str, Any]:
-    """The state before `aggregate`, with copies of all that it may change."""
-    return own_copy(strategy.state(), in_place=strategy.in_place)
-
-
-def model_is_finite(strategy: StrategyBase) -> bool:
-    """Whether the model's part of the state holds no NaN or infinity."""
-    model = {key: value for key, value in strategy.state().items() if key not in NOT_OF_MODEL}
-    return finite(model)
-
-
-def undo_round(strategy: StrategyBase, before: dict[str, Any]) -> None:
-    """Return to the state `before` the round; the privacy budget of the round stays spent."""
-    log(WARNING, "round %s is undone: NaN or infinity would come into the model", strategy.round)
-    strategy.forget()
-    state = before | {"handout": strategy.published_models}
-    if strategy.privacy:
-        state["privacy"] = strategy.privacy.state()
-    strategy.load_state(state)
-    strategy.undone_rounds += 1
-    strategy.now.report["undone"] = True
 
 
 def check_names(arrays: Arrays, strategy: str, other_way: str = "") -> None:
