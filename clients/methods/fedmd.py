@@ -4,7 +4,7 @@ Clients send their logits on a public unlabeled set, and the server returns the 
 round a client fits the consensus ("digest"), trains on its data ("revisit") and sends its logits
 ("communicate"). Departs from the paper: there is no private pre-training before the first round. A
 novel client digests the consensus from its initial model. The loss "mae" of logits is that of the
-authors' code, "kl" that of FedTTA's comparison (`clients.methods._adaptation.divergence`)."""
+authors' code, "kl" that of FedTTA's comparison (`clients.methods._divergence.divergence`)."""
 
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from clients.core.client import Client, Config, Metrics
 from clients.core.normalisation import NORMALISATION, batch_statistics
 from clients.core.protocol import StateUse
 from clients.core.sgd import batches
-from clients.methods._adaptation import KL_DIRECTION, divergence
+from clients.methods._divergence import KL_DIRECTION, divergence
 from clients.methods.tent import TENTClient
 from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, setting

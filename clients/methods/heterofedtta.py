@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.normalisation import batch_statistics
-from clients.methods._adaptation import divergence
+from clients.methods._divergence import divergence
 from clients.methods.fedmd import FedMDClient, Logits
 from clients.methods.fedtta import FedTTAClient
 from clients.models.networks import MLP, ConvNet, LeNet

@@ -14,8 +14,8 @@ from clients.core.arrays import Arrays, group
 from clients.core.client import Client
 from clients.core.privacy import EVERYTHING
 from clients.core.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
-from clients.methods._adaptation import Adapting
 from clients.methods.atp import RATES, adaptable
+from clients.methods.fedtta import Adapting
 from fedapps.building import Builder, with_public
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS

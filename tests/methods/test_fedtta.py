@@ -9,12 +9,13 @@ from small_runs import share
 from torch import nn
 
 from clients.core.client import Client
-from clients.methods._adaptation import Step, kl_categorical
+from clients.methods._divergence import kl_categorical
 from clients.methods.fedtta import (
     FedTTAClient,
     FedTTAPlusPlusClient,
     FedTTAProxClient,
     GuardedFedTTAPlusPlusClient,
+    Step,
 )
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
