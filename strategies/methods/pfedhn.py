@@ -251,14 +251,25 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         self.ensure_embeddings(with_network)
 
     def _request_class_proportions(self, nodes: Sequence[Node]) -> None:
-        """Hold what the nodes' reports of class proportions give. The most common size is the valid
-        one, the smallest of several. For "class-shares" the first request is of all training
-        clients, whose samples are the totals; of a later client they are the totals, too."""
-        asked = dict.fromkeys(nodes)
-        counts_all = self.descriptor == "class-shares" and not self.class_totals
-        if counts_all:
-            asked |= dict.fromkeys(filter(self.generator.targets.has, self.training_nodes()))
+        """Store what the nodes' reports of class proportions give. The most common size is the
+        valid one, the smallest of several. For "class-shares" the first request also goes to all
+        training clients, whose counts add up to the totals. All later counts are divided by the
+        same totals."""
+        asked = list(nodes)
+        asks_for_totals = self.descriptor == "class-shares" and not self.class_totals
+        if asks_for_totals:
+            for node in self.training_nodes():
+                if self.generator.targets.has(node) and node not in asked:
+                    asked.append(node)
         replies = self.exchange("query.describe", {node: {} for node in asked})
+        vectors = self._valid_proportions(replies)
+        if self.descriptor == "class-shares":
+            vectors = self._shares_of_classes(vectors, replies, asks_for_totals)
+        for node, v in vectors.items():
+            self.generator.add_embedding(node.client, torch.from_numpy(v.copy()))
+
+    def _valid_proportions(self, replies: Sequence[Update]) -> dict[Node, NDArray[Any]]:
+        """The class proportions (C,) in the replies, each of the size that most of them have."""
         vectors = {}
         for reply in replies:
             if DESCRIPTOR in reply.arrays:
@@ -273,15 +284,32 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
                 valid[node] = v
             else:
                 self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
-        if self.descriptor == "class-shares":
-            examples = {update.node: update.num_examples for update in replies}
-            class_counts = {node: v * np.float32(examples[node]) for node, v in valid.items()}
-            if counts_all:
-                of_training = [v for node, v in class_counts.items() if not node.novel]
-                self.class_totals = np.sum(of_training, axis=0).tolist() if of_training else []
-            valid = {node: class_shares(v, self.class_totals) for node, v in class_counts.items()}
-        for node, v in valid.items():
-            self.generator.add_embedding(node.client, torch.from_numpy(v.copy()))
+        return valid
+
+    def _shares_of_classes(
+        self,
+        proportions: Mapping[Node, NDArray[Any]],
+        replies: Sequence[Update],
+        makes_totals: bool,
+    ) -> dict[Node, NDArray[Any]]:
+        """p̂_i of each node whose class `proportions` are known, see `class_shares`.
+
+        If it `makes_totals`, the totals are those of the training clients among the nodes. A node
+        is left out while no training client's counts are known."""
+        examples = {update.node: update.num_examples for update in replies}
+        class_counts = {node: v * np.float32(examples[node]) for node, v in proportions.items()}
+        if makes_totals:
+            of_training = [v for node, v in class_counts.items() if not node.novel]
+            if of_training:
+                self.class_totals = np.sum(of_training, axis=0).tolist()
+        shares: dict[Node, NDArray[Any]] = {}
+        for node, counts in class_counts.items():
+            if self.class_totals:
+                shares[node] = class_shares(counts, self.class_totals)
+            else:
+                detail = "no training client has sent the class counts that its own are divided by"
+                self.messenger.drop(node, "model", detail)
+        return shares
 
     def _vectors(self, nodes: Sequence[Node]) -> dict[Node, Tensor]:
         """v_i of each node."""

@@ -512,6 +512,23 @@ def test_class_shares_by_hand():
     assert got[9] == pytest.approx([1.0, 7 / 3])
 
 
+def test_without_a_training_clients_counts_there_are_no_shares():
+    """A novel client alone replies: there is nothing to divide its counts by, until the training
+    client replies, too."""
+    strategy = PFedHN(descriptor="class-shares", models=SIZES)
+    strategy.open(None, to_record(SIZES["s"]), {})
+    one = Node(0, 50, properties={"model": "s"})
+    new = Node(9, 59, novel=True, properties={"model": "s"})
+    strategy.nodes = [one, new]
+    counts = {"descriptor": np.float32([0.5, 0.5])}
+    strategy.exchange = lambda kind, payloads: [Update(new, counts, 14, {})]
+    assert strategy.ensure_embeddings([one, new]) == []
+    assert strategy.now.dropped == {"model": 1} and "no training client" in strategy.now.failure
+    strategy.exchange = lambda kind, payloads: [Update(node, counts, 14, {}) for node in payloads]
+    assert strategy.ensure_embeddings([new]) == [new]
+    assert strategy.generator.embeddings[9].tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("spectral", [False, True])
 def test_novel_labeled_clients_learn_embeddings_under_a_frozen_hypernetwork(spectral):
     """A spectral norm's power iteration rests as well."""
