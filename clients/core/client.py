@@ -433,7 +433,8 @@ class Client(Streaming, Configured, NumPyClient):
         return self.share.novel and self.few_shot == FewShot.TUNED
 
     def rows(self, config: Config, purpose: str = "batches", **count: int) -> Sequence[Tensor]:
-        """Row indices of each mini-batch of this round, drawn by (seed, purpose, round, client).
+        """Row indices of each mini-batch of this round: from the user's `draws`, else drawn by
+        (seed, purpose, round, client).
 
         `count` is ``steps=…`` or ``epochs=…``; by default the settings decide."""
         if not count and self._tunes:
@@ -482,8 +483,8 @@ class Client(Streaming, Configured, NumPyClient):
         if self.own_optimizer is not None:
             settings["make_optimizer"] = partial(
                 self.own_optimizer.make,
-                lr=settings["lr"],
-                factor=self._decay(),
+                lr=settings["lr"],  # has decayed already
+                factor=self._decay(),  # for a user's own function, which has rates of its own
                 momentum=settings["momentum"],
                 weight_decay=settings["weight_decay"],
             )

@@ -102,11 +102,10 @@ class Work:
                 self.trained[names.pop(parameter)] = parameter
         self.fixed = {name: parameter for parameter, name in names.items()}
         self.drift: list[Tensor] = []  # SCAFFOLD's corrections; empty for other methods
-        for parameter, change in zip(
-            settings["parameters"], settings.get("drift", ()), strict=False
-        ):
-            if parameter.requires_grad:
-                self.drift.append(change)
+        if settings.get("drift"):
+            for parameter, change in zip(settings["parameters"], settings["drift"], strict=True):
+                if parameter.requires_grad:
+                    self.drift.append(change)
 
     def kind(self) -> tuple[object, ...]:
         """A key: work with equal keys can be done together."""
@@ -373,6 +372,8 @@ class _Stack:
         self.fixed: dict[str, Tensor] = {}
         self.vmapped_tensors: dict[str, list[Tensor]] = {}
         with torch.no_grad():
+            # Of each name a client has one tensor. Of `drift`, and of an attribute named in
+            # `vmapped_tensors`, it has a list: the lists are stacked position by position.
             for name in self.first.trained:
                 self.trained[name] = torch.stack([work.trained[name] for work in works])
             for name in self.first.fixed:

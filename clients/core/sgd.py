@@ -92,8 +92,10 @@ def sgd(
     momentum buffers start at zero. `precision` is that of the forward passes. Raises ValueError if
     all parameters are frozen."""
     trained = list(parameters)
-    optimizer: Optimizer | TorchOptimizer = SGD(trained, lr, momentum, weight_decay)
-    if make_optimizer is not None:
+    optimizer: Optimizer | TorchOptimizer
+    if make_optimizer is None:
+        optimizer = SGD(trained, lr, momentum, weight_decay)
+    else:
         optimizer = make_optimizer(trained)
     if not any(p.requires_grad for p in optimizer.parameters()):
         raise ValueError("all parameters that this step trains are frozen; leave some unfrozen")
@@ -110,9 +112,10 @@ def sgd(
         optimizer.zero_grad()
         backward(value)
         clip_gradients(optimizer.parameters(), clip_norm)
-        for parameter, correction in zip(trained, drift, strict=False):
-            if parameter.grad is not None:
-                parameter.grad += correction
+        if drift:
+            for parameter, correction in zip(trained, drift, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad += correction
         if adjust is not None:
             adjust()
         step()

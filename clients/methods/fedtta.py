@@ -292,11 +292,14 @@ class FedTTAClient(Adapting, Client):
         best: Step | None = None
         worse = 0  # steps in a row without a new least entropy
         for step in self.steps(x, self.max_steps):
-            if step.number == 0:
+            if step.number == 0:  # the un-adapted model is no candidate
                 self.intermediate_logits = {"base": step.logits}
                 entropy_before = step.entropy
-            elif best is None or (step.entropy < best.entropy and self.agrees(step)):
-                self.intermediate_logits.setdefault("one-step", step.logits)
+                continue
+            if best is None:  # step 1, with which others must agree
+                self.intermediate_logits["one-step"] = step.logits
+                best = step
+            elif step.entropy < best.entropy and self.agrees(step):
                 best = step
                 worse = 0
             else:
