@@ -22,14 +22,18 @@ ALLOWED = 0.1  # share of samples; with few samples most honest matrices have no
 
 
 def bounded_totals(counts: Sequence[np.ndarray], ratio: float) -> list[np.ndarray]:
-    """The counts, each with a total of at most `ratio` lower medians."""
+    """The counts, negative ones as 0, each scaled down to a total of at most `ratio` times the
+    lower median of the totals."""
     positive = [np.maximum(c, 0) for c in counts]
     totals = [float(c.sum()) for c in positive]
     limit = ratio * lower_quantile(totals)
     bounded = []
     for c, total in zip(positive, totals, strict=True):
         # A limit of 0 is no measure: most clients sent none.
-        bounded.append(c * (limit / total) if 0 < limit < total else c)
+        if 0 < limit < total:
+            bounded.append(c * (limit / total))
+        else:
+            bounded.append(c)
     return bounded
 
 

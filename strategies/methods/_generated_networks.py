@@ -401,15 +401,15 @@ class Targets:
 
     def average(self, updates: Sequence[Update]) -> None:
         """Average the replies' buffers, weighted by sample counts."""
-        for network, previous in self.averaged.items():
+        for network, old_buffers in self.averaged.items():
             replies = [update for update in updates if self._of(update.node) == network]
-            if not previous or not replies:
+            if not old_buffers or not replies:
                 continue
-            buffers = []
+            new_buffers = []  # of each reply
             for update in replies:
-                buffers.append({name: update.arrays[name] for name in previous})
-            mean = weighted_mean(buffers, [update.num_examples for update in replies])
-            self.averaged[network] = settled(mean, previous)
+                new_buffers.append({name: update.arrays[name] for name in old_buffers})
+            mean = weighted_mean(new_buffers, [update.num_examples for update in replies])
+            self.averaged[network] = settled(mean, old_buffers)
 
     def averages(self) -> Arrays:
         """The averaged buffers by ``<network>/<array>``, or ``<array>`` of the only network."""

@@ -27,8 +27,8 @@ class HeldHeads(PersonalizedStrategy):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.holds = self.heads == "server"
-        if self.holds:
+        self.server_holds_heads = self.heads == "server"
+        if self.server_holds_heads:
             self.uses_late_replies = False  # heads have other names here
         self._initial_head: Arrays = {}  # by its names on the wire
         self._wire_names: list[str] = []  # all names there, in the order of Flower's clipping
@@ -36,7 +36,7 @@ class HeldHeads(PersonalizedStrategy):
     def initialize(self, arrays: Arrays) -> Arrays:
         """The arrays without the head."""
         shared = dict(arrays)
-        if self.holds:
+        if self.server_holds_heads:
             self._wire_names = list(arrays)
             self._initial_head = {}
             for name in self._wire_names:
@@ -46,7 +46,7 @@ class HeldHeads(PersonalizedStrategy):
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
         """The saved arrays, with the heads of the clients."""
-        if not self.holds:
+        if not self.server_holds_heads:
             return super().restore(arrays, saved)
         heads = {name: a for name, a in saved.items() if name.startswith(HELD)}
         shared = {name: a for name, a in saved.items() if name not in heads}
@@ -54,7 +54,7 @@ class HeldHeads(PersonalizedStrategy):
 
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The shared arrays for every node, with its head if the server holds it."""
-        if not self.holds:
+        if not self.server_holds_heads:
             return dict.fromkeys(nodes, arrays)
         models = {}
         for node in nodes:
@@ -66,7 +66,7 @@ class HeldHeads(PersonalizedStrategy):
         self, updates: list[Update], sent: list[Arrays]
     ) -> tuple[list[Update], list[Arrays]]:
         """Under the server's names; the first reply also gets all heads of other clients."""
-        if not self.holds:
+        if not self.server_holds_heads:
             return updates, sent
         heads: Arrays = {}
         for node in self.training_nodes():
@@ -113,7 +113,7 @@ class HeldHeads(PersonalizedStrategy):
 
     def shared(self, updates: list[Update]) -> list[Update]:
         """The replies without heads."""
-        if not self.holds:
+        if not self.server_holds_heads:
             return updates
         replies = []
         for update in updates:

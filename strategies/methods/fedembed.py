@@ -116,12 +116,12 @@ class FedEmbed(HeldHeads, WithSelfOrganizingMap, CentralAdam):
 
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """One Adam step along the mean change over all users."""
-        if not self.holds:
+        if not self.server_holds_heads:
             return super().aggregate(arrays, updates)
-        changes = self.mean_changes(arrays, updates)
-        moved_heads = {name: arrays[name] + change for name, change in changes.items()}
-        shared = mean([update.arrays for update in self.shared(updates)])
-        return self.descend(arrays, shared | moved_heads)
+        head_changes = self.mean_changes(arrays, updates)
+        moved_heads = {name: arrays[name] + change for name, change in head_changes.items()}
+        mean_shared = mean([update.arrays for update in self.shared(updates)])
+        return self.descend(arrays, mean_shared | moved_heads)
 
     def _assignment_arrays(self) -> Arrays:
         """The arrays by which users choose their head; none with `personal` and `type`."""

@@ -148,8 +148,9 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
                 f"odpfl-hn needs {TARGET}… and {OUTPUT} arrays, not {list(arrays)}; "
                 f"use `{type(self).requires.usage}`"
             )
-        too_short = 0 < self.num_rounds <= self.fine_tune_rounds and self.former is None
-        if self.two_phase and too_short:
+        continues = self.former is not None
+        only_fine_tunes = self.two_phase and self.num_rounds <= self.fine_tune_rounds
+        if only_fine_tunes and self.num_rounds > 0 and not continues:
             raise ValueError(
                 f"two-phase training of {self.num_rounds} rounds with {self.fine_tune_rounds} "
                 "fine-tune-rounds would never train the encoder; set fewer of these"
@@ -160,7 +161,7 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
             self.seed,
             embedding_dim=encoder[OUTPUT].shape[0],
         )
-        serves_only = self.num_rounds == 0 and self.former is not None
+        serves_only = self.num_rounds == 0 and continues
         if not serves_only:
             self.generator.check_memory()
         for name, tensor in to_tensors(encoder).items():

@@ -33,7 +33,7 @@ class PFedMe(HeldHeads, FedAvg):
 
     def initialize(self, arrays: Arrays) -> Arrays:
         """w; the personal heads start as its head."""
-        if not self.holds:
+        if not self.server_holds_heads:
             return super().initialize(arrays)
         head = {name: a for name, a in arrays.items() if name.startswith(HEAD)}
         return super().initialize(arrays | prefixed(PERSONAL, head))
