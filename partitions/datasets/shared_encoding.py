@@ -238,19 +238,20 @@ def _identifiers(sent: Sequence[Sent]) -> set[str]:
 
 def _of_arrays(inputs: str, columns: Sequence[Sums], targets: Targets) -> SharedEncoding:
     """The encoding of inputs without names."""
-    if not any(column.squares > 0 for column in columns) and len({c.mean for c in columns}) == 1:
+    varies = any(column.squares > 0 for column in columns)  # from sample to sample
+    means = tuple(column.mean for column in columns)
+    if not varies and len(set(means)) == 1:
         raise ValueError(
             "standardize is 'training-clients', but all numbers in the training clients' inputs "
             "are equal; leave it out"
         )
-    mean = tuple(column.mean for column in columns)
-    if inputs == IMAGE:  # of pixels torch's deviation, as in a simulation
+    if inputs == IMAGE:
         (pixels,) = columns
-        return SharedEncoding(
-            IMAGE, mean, (_deviation(pixels.squares, pixels.count - 1),), targets=targets
-        )
-    std = tuple(_deviation(column.squares, column.count) for column in columns)
-    return SharedEncoding(inputs, mean, std, targets=targets)
+        # A simulation scales pixels by torch's deviation, whose divisor is n − 1.
+        std = _deviation(pixels.squares, pixels.count - 1)
+        return SharedEncoding(IMAGE, means, (std,), targets=targets)
+    stds = tuple(_deviation(column.squares, column.count) for column in columns)
+    return SharedEncoding(inputs, means, stds, targets=targets)
 
 
 def _targets(sent: Sequence[Sent]) -> Targets:

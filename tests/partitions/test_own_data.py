@@ -164,7 +164,7 @@ def test_pictures_that_are_missing_or_broken_are_named_by_row(tmp_path):
         with pytest.raises(ValueError, match=r"d\.parquet, row 1 is no whole image \(it is empty"):
             read_local(tmp_path / "d.parquet")
         with pytest.raises(ValueError, match=r"here, row 1 (holds no|is no whole) image"):
-            hub._split(table, "here", (1, 2, 2), (), True)
+            hub._split(table, "here", (1, 2, 2), (), train=True)
 
 
 def test_a_picture_is_named_whatever_pillow_raises(tmp_path):

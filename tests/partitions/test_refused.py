@@ -272,7 +272,7 @@ def test_columns_of_texts_and_pictures_become_features(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(hub, "bert", lambda texts, place: seen.append((texts, place)))
     columns = {name: [f"{name} 1", None] for name in hub.TEXTS[:2]} | {"label": [3, 4]}
-    raw = hub._split(hf.Dataset.from_dict(columns), tmp_path / "yahoo", (768,), (), True)
+    raw = hub._split(hf.Dataset.from_dict(columns), tmp_path / "yahoo", (768,), (), train=True)
     both = " ".join(f"{name} 1" for name in hub.TEXTS[:2])
     assert seen == [([both, ""], tmp_path)]
     assert (raw.y.tolist(), raw.num_train) == ([3, 4], 2)
@@ -280,7 +280,7 @@ def test_columns_of_texts_and_pictures_become_features(monkeypatch, tmp_path):
     monkeypatch.setattr(hub, "mobilenet_v2", lambda x, n, place: [(p.mode, n, place) for p in x])
     pictures = [Image.new("L", (4, 4), 7)]
     split = hf.Dataset.from_dict({"image": pictures, "label": [5]}).cast_column("image", hf.Image())
-    raw = hub._split(split, tmp_path / "birds", (1280,), (), False)
+    raw = hub._split(split, tmp_path / "birds", (1280,), (), train=False)
     assert raw.x == [("RGB", 1, tmp_path)]
     assert (raw.y.tolist(), raw.num_train) == ([5], 0)
 

@@ -106,25 +106,27 @@ def read_hub(name: str, root: Path, shape: tuple[int, ...], columns: Sequence[st
 def _read(loaded: Any, source: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw:
     """Inputs and labels of the train split, then those of the test split."""
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
-    train = next((name for name in TRAIN if name in splits), None)
-    if train is None:
+    train_name = next((name for name in TRAIN if name in splits), None)
+    if train_name is None:
         raise ValueError(f"{source}: no split 'train' among {sorted(splits)}")
-    used = [train]
-    test = next((name for name in TEST if name in splits), None)
-    if test is not None:
-        used.append(test)
-    parts = [_split(splits[name], source, shape, columns, name == train) for name in used]
-    label_column = column(splits[train], LABELS, source)
-    label_feature = splits[train].features[label_column]
+    used = [train_name]
+    test_name = next((name for name in TEST if name in splits), None)
+    if test_name is not None:
+        used.append(test_name)
+    parts = []
+    for name in used:
+        parts.append(_split(splits[name], source, shape, columns, train=name == train_name))
+    label_column = column(splits[train_name], LABELS, source)
+    label_feature = splits[train_name].features[label_column]
     raw = replace(concatenate(parts), classes=tuple(getattr(label_feature, "names", ())))
     return raw.noted(*unused_splits(splits, used, source))
 
 
 def _split(
-    split: Any, source: Path, shape: tuple[int, ...], columns: Sequence[str], train: bool
+    split: Any, source: Path, shape: tuple[int, ...], columns: Sequence[str], *, train: bool
 ) -> Raw:
-    """One split. The shape of an input decides what it is: 768 BERT features of texts, 1280
-    MobileNetV2 features of images, or an image."""
+    """One split, of training or of test samples. The shape of an input decides what it is: 768 BERT
+    features of texts, 1280 MobileNetV2 features of images, or an image."""
     if shape == (768,):
         x = _text_features(split, source)
     else:
