@@ -10,7 +10,7 @@ import json
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -108,7 +108,7 @@ def measured(item: Item, records: Mapping[str, Mapping[str, Any]]) -> Measured:
     return found
 
 
-def _missing(item: Item, seen: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _missing(item: Item, seen: Set[tuple[str, str]]) -> list[tuple[str, str]]:
     """The columns and rows of an item without a cell. An item that names no columns needs each row
     once, and one that names no rows each column."""
     columns = {column for column, _ in seen}
@@ -117,10 +117,12 @@ def _missing(item: Item, seen: Iterable[tuple[str, str]]) -> list[tuple[str, str
         return [("", row) for row in item.rows if row not in rows]
     if not item.rows:
         return [(column, "") for column in item.columns if column not in columns]
-    wanted = []
+    missing = []
     for column in item.columns:
-        wanted += [(column, row) for row in item.rows]
-    return [pair for pair in wanted if pair not in set(seen)]
+        for row in item.rows:
+            if (column, row) not in seen:
+                missing.append((column, row))
+    return missing
 
 
 def is_stale(cell: Cell) -> bool:
@@ -147,7 +149,9 @@ def row_of_page(found: Measured) -> str:
     ours, published, difference = _values(found)
     data = ", ".join(sorted({str(cell["dataset"]) for cell in found.cells})) or "–"
     stale = sum(map(is_stale, found.cells))
-    age = f"{stale} of {len(found.cells)}" if stale else ("–" if not found.cells else "0")
+    age = "0" if found.cells else "–"
+    if stale:
+        age = f"{stale} of {len(found.cells)}"
     texts = [item.kind, item.name, f"`{item.code}`", found.status, data, ours, published,
              difference, age, item.lacks or "–"]  # fmt: skip
     return f"| {' | '.join(texts)} |"

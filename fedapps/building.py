@@ -4,6 +4,7 @@ The only builders: for runs, for other people's apps, and to serve. `build_strat
 constructs a strategy; `strategy_of_run` adds what a run of this package knows of its clients."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
@@ -200,7 +201,7 @@ def _method_model(
     info: Info,
 ) -> Network:
     values: dict[str, Any] = dict(method_settings)
-    seed = int(str(values["seed"]))
+    seed = int(values["seed"])
     name = str(values["model"])
     base = build_model(name, info.shape, info.num_outputs, seed, **dict(model_options))
     check_logits(base, tuple(info.shape), info.task)
@@ -269,7 +270,8 @@ def size_note(config: Config) -> str:
     _, arrays = network(config, method, model)
     sizes: dict[str, int] = defaultdict(int)  # by the arrays' first name
     for name, array in arrays.items():
-        sizes[name.partition(".")[0].partition("/")[0]] += array.size
+        first_name = re.split("[./]", name)[0]
+        sizes[first_name] += array.size
     total = sum(sizes.values())
     usual = sum(array.size for array in model_arrays(target).values())
     if total < LARGE or total < LARGE_RATIO * usual:

@@ -221,11 +221,14 @@ def of_server(method: str) -> set[str]:
 def _of_network(method: str) -> set[str]:
     """The keys of the clients' settings by which both components build the network."""
     client = METHODS[method].client
-    values = _ReadKeys({name: declared.default for name, declared in client.declared.items()})
-    uses_head = client.uses_head(values)
-    names = {*taken(client.build), *taken(client.shared), *values.read}
+    defaults = _ReadKeys({name: declared.default for name, declared in client.declared.items()})
+    uses_head = client.uses_head(defaults)
+    read_by_uses_head = defaults.read  # noted during that call
+    names = {*taken(client.build), *taken(client.shared), *read_by_uses_head}
     keys = {key_of(name) for name in names & {*client.declared, *RunSettings.declared}}
-    return keys | {"head"} if uses_head else keys
+    if uses_head:
+        keys.add("head")
+    return keys
 
 
 class _ReadKeys(dict[str, Any]):

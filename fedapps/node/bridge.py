@@ -241,21 +241,32 @@ def load_state(context: Context, method: str, client: Client, token: str = "") -
     _drop_other_methods(context, method)
     state = _arrays(context, STATE + method)
     across_runs = _arrays(context, ACROSS_RUNS + method)
+    lasting = client.state_across_runs
     file = _state_file(context, method)
-    # Another run may have written the file since this process stored the arrays across runs.
-    if file is not None and file.is_file() and (not state or client.state_across_runs):
-        with safe_open(file, "numpy") as content:
-            writer = (content.metadata() or {}).get(RUN_TOKEN, token)
-        saved = dict(sorted(load_file(file).items()))  # else their order is random
-        if not state and token in ("", writer):
+    if file is not None and not file.is_file():
+        file = None  # nothing is stored yet
+    if file is not None and not state:
+        saved, writer = _read_state(file)
+        same_run = "" in (token, writer) or token == writer
+        if same_run:
             return saved
         across_runs = saved
-    prefixes = client.state_across_runs
-    loaded = {name: array for name, array in state.items() if not name.startswith(prefixes)}
+    elif file is not None and lasting:
+        # Another run may have written the file since this process stored the arrays across runs.
+        across_runs, _ = _read_state(file)
+    loaded = {name: array for name, array in state.items() if not name.startswith(lasting)}
     for name, array in across_runs.items():
-        if name.startswith(prefixes):
+        if name.startswith(lasting):
             loaded[name] = array
     return loaded
+
+
+def _read_state(file: Path) -> tuple[Arrays, str]:
+    """The arrays of a state's file, and the token of the run that wrote it, "" without one."""
+    with safe_open(file, "numpy") as content:
+        writer = (content.metadata() or {}).get(RUN_TOKEN, "")
+    saved = dict(sorted(load_file(file).items()))  # else their order is random
+    return saved, writer
 
 
 def _drop_other_methods(context: Context, method: str) -> None:

@@ -174,18 +174,19 @@ def as_table(comparison: Comparison) -> TextTable:
 
 def _columns(comparison: Comparison, lines: Sequence[Any]) -> dict[str, list[str]]:
     """The columns of `as_table` by title, a cell for each line."""
+    table = comparison.lines
     columns: dict[str, list[str]] = {"score": [column(line.score).title for line in lines]}
     for key in comparison.by:
-        columns[key] = list(comparison.lines[key])
+        columns[key] = list(table[key])
     columns["mean"] = [_measured(line) for line in lines]
     columns["published"] = [number(line, line.published) for line in lines]
     columns["difference"] = [number(line, line.mean - line.published, sign=True) for line in lines]
-    # A single method has nothing to be compared with.
-    if comparison.lines[comparison.by[0]].nunique() > 1:
+    is_compared = table[comparison.by[0]].nunique() > 1  # a single method is not
+    if is_compared:
         columns[f"less {comparison.against}"] = [_judged(line) for line in lines]
     for name, title in spread_titles(comparison).items():
         columns[title] = [number(line, getattr(line, name)) for line in lines]
-    columns["ε"] = list(comparison.lines["ε"])
+    columns["ε"] = list(table["ε"])
     columns["seeds"] = [str(line.seeds) for line in lines]
     return columns
 
@@ -404,10 +405,12 @@ def _best(lines: "DataFrame", scores: "DataFrame", by: list[str]) -> list[bool]:
         sign = sign_of(group.score.iloc[0])
         by_value = {value: rows.set_index("split").value for value, rows in group.groupby(first)}
         for value, values in by_value.items():
-            others = [by_value[other] for other in by_value if other != value]
-            leads = [_leads(sign * values, sign * other) for other in others]
+            leads = []  # over each rival
+            for rival, rival_values in by_value.items():
+                if rival != value:
+                    leads.append(_leads(sign * values, sign * rival_values))
             confirmed[*block, str(value)] = bool(leads) and all(leads)
-    places = zip(*(lines[key] for key in (*block_keys, first)), strict=True)
+    places = lines[[*block_keys, first]].itertuples(index=False, name=None)
     return [confirmed[place] for place in places]
 
 
