@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, group, load_into_model, model_arrays, prefixed, to_tensors
-from clients.core.cohort import run_sgd
+from clients.core.cohort import in_cohort, run_in_cohort
 from clients.core.criterion import Criterion
 from clients.core.domain import domain_gradient
 from clients.core.draws import Draws
@@ -492,7 +492,9 @@ class Client(Streaming, Configured, NumPyClient):
             settings["precision"] = MixedPrecision(self.autocast, self.device)
         if self.own_steps is not None:
             return self._by_own_steps(self.own_steps, settings)
-        return run_sgd(self, settings)
+        if in_cohort():
+            return run_in_cohort(self, settings)
+        return sgd(**settings)
 
     def _by_own_steps(self, own: OwnSteps, settings: dict[str, Any]) -> float:
         batches_per_epoch = 0

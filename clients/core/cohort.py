@@ -52,11 +52,12 @@ def in_cohort() -> bool:
     return _member.get() is not None
 
 
-def run_sgd(client: Client, settings: Settings) -> float:
-    """`sgd` with the settings, together with the cohort's other clients where possible."""
+def run_in_cohort(client: Client, settings: Settings) -> float:
+    """`sgd` with the settings, together with the cohort's other clients where possible.
+
+    Called in a member's thread, where `in_cohort`."""
     member = _member.get()
-    if member is None:
-        return sgd(**settings)
+    assert member is not None
     member.alone = why_alone(client, settings)
     if not member.alone:
         loss = member.wait(Work(client, settings))
