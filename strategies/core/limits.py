@@ -82,7 +82,7 @@ def bounded_weights(
         return list(weights)
     bounded = []
     for weight, update in zip(weights, updates, strict=True):
-        bounded.append(weight * min(1.0, ratio / update.length))
+        bounded.append(weight * min(1.0, ratio / update.rho))
     return bounded
 
 
@@ -225,11 +225,14 @@ class Change:
         of ρ > 1 usual norms."""
         norms: Norms = {}
         for group, norm in self.norms.items():
+            norms[group] = norm
+            limit = norm_ratio * usual[group]
             # Where the usual norm is 0 there is no measure, and so no limit.
-            norms[group] = min(norm, norm_ratio * usual[group] or math.inf)
-        length = 1.0
+            if limit > 0:
+                norms[group] = min(norm, limit)
+        rho = 1.0
         if norm_ratio and norms_limit_counts:
-            length = _length(norms, usual)
+            rho = _rho(norms, usual)
         whole = math.hypot(*norms.values())
         if max_norm and whole > max_norm:
             norms = {group: norm * max_norm / whole for group, norm in norms.items()}
@@ -241,19 +244,19 @@ class Change:
         if factors:
             arrays = scaled(update.arrays, self._start, factors, self._limit_groups)
             update = replace(update, arrays=arrays)
-        if length == 1 and update.num_examples <= max_examples:
+        if rho == 1 and update.num_examples <= max_examples:
             return update
-        num_examples = min(update.num_examples, max_examples / length)
-        return replace(update, num_examples=num_examples, length=length)
+        num_examples = min(update.num_examples, max_examples / rho)
+        return replace(update, num_examples=num_examples, rho=rho)
 
 
-def _length(norms: Norms, usual: Norms) -> float:
+def _rho(norms: Norms, usual: Norms) -> float:
     """ρ ≥ 1, the largest norm of a group in usual norms."""
-    length = 1.0
+    rho = 1.0
     for group, norm in norms.items():
         if usual[group]:
-            length = max(length, norm / usual[group])
-    return length
+            rho = max(rho, norm / usual[group])
+    return rho
 
 
 class NormHistory:

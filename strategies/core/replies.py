@@ -46,7 +46,7 @@ class Node:
 class Update:
     """A valid reply: arrays, sample count, metrics, and the metrics of a foreign client.
 
-    `length` is ρ ≥ 1, the norm of its change in usual norms (`strategies.core.limits`).
+    `rho` is ρ ≥ 1, the norm of its change in usual norms (`strategies.core.limits`).
     `not_finite` names the numbers that were left out because they overflowed."""
 
     node: Node
@@ -54,7 +54,7 @@ class Update:
     num_examples: float
     metrics: dict[str, Any]
     foreign_metrics: Mapping[str, float | list[float]] = field(default_factory=dict)
-    length: float = 1.0
+    rho: float = 1.0
     not_finite: tuple[str, ...] = ()
 
 

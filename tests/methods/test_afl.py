@@ -69,7 +69,7 @@ def test_a_long_change_counts_less():
     strategy = make(0.1)
     replies = [
         update(0, {"w": np.array([1.0])}, risk=1.0),
-        replace(update(1, {"w": np.array([3.0])}, risk=2.0), length=6.0),
+        replace(update(1, {"w": np.array([3.0])}, risk=2.0), rho=6.0),
     ]
     assert strategy.aggregate({}, replies)["w"].item() == pytest.approx(5 / 3)
     assert strategy.mixture == pytest.approx({0: 0.45, 1: 0.55})

@@ -62,7 +62,7 @@ def test_a_long_change_counts_less(ratio, x):
     strategy = Scaffold(max_examples_ratio=ratio)
     strategy.nodes = [Node(i, 50 + i) for i in range(2)]
     replies = [update(i, {"delta/w": one(2 * i), "control/w": one(0)}) for i in range(2)]
-    replies[1] = replace(replies[1], length=4.5)
+    replies[1] = replace(replies[1], rho=4.5)
     after = strategy.aggregate({"w": one(1), "control/w": one(0)}, replies)
     assert after["w"].item() == pytest.approx(x)
 

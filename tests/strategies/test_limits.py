@@ -153,11 +153,11 @@ def test_weights_of_long_changes_shrink():
     """With a usual norm of 2, changes of 1, 6 and 99 have ρ = 1, 3 and 5. At ratio 2, the weights
     of the last two are 2/3 and 2/5 of what they were."""
     limited = [c.limited({"": 2.0}, 5.0, 0.0, math.inf) for c in of_norm(1, 6, 99)]
-    assert [u.length for u in limited] == [1, 3, 5]
+    assert [u.rho for u in limited] == [1, 3, 5]
     assert bounded_weights([0.3, 0.6, 1.0], limited, 2) == pytest.approx([0.3, 0.4, 0.4])
     assert bounded_weights([0.3, 0.6, 1.0], limited, 0) == [0.3, 0.6, 1.0]
     few = of_norm(99)[0].limited({"": 2.0}, 5.0, 0.0, math.inf, norms_limit_counts=False)
-    assert few.length == 1
+    assert few.rho == 1
 
 
 def test_without_a_limit_of_norms_none_of_counts_follows_from_them():
