@@ -24,14 +24,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
 
 from clients.core.arrays import Arrays, as_type
 from strategies.core.latency import Latency
 from strategies.core.limits import Change
-from strategies.core.messages import Messenger, Sent
+from strategies.core.messages import Messenger, RunningStrategy, Sent
 from strategies.core.replies import Node, Update
-from strategies.core.round_state import Round
 
 POLL_SECONDS = 0.1  # between two questions for real nodes' replies
 
@@ -52,14 +50,9 @@ class Flight:
     lost: bool = False
 
 
-class LateStrategy(Protocol):
+class LateStrategy(RunningStrategy, Protocol):
     """The part of a strategy that `LateReplies` reads."""
 
-    grid: Grid
-    timeout: float
-    nodes: list[Node]
-    now: Round
-    arrays: Arrays
     latency: Latency | None
     messenger: Messenger
     uses_late_replies: bool
@@ -67,10 +60,12 @@ class LateStrategy(Protocol):
     round_deadline: float
     late_exponent: float
     min_valid_replies: int
-    configrecord_key: str
 
     def expected_replies(self) -> dict[Node, Arrays]:
         """For each node the arrays that its reply must be like; see `StrategyBase`."""
+
+    def baselines(self) -> dict[Node, Arrays]:
+        """For each node the arrays that its change is measured from; see `StrategyBase`."""
 
     def late_starts(self, sent: Mapping[Node, Arrays]) -> dict[Node, Arrays]:
         """The present arrays in place of those that were sent; see `StrategyBase`."""
@@ -116,8 +111,9 @@ class LateReplies:
             return strategy.timeout
         return min(strategy.timeout, strategy.round_deadline)
 
-    def exchanged(self, nodes: Iterable[Node]) -> None:
-        """Let the clock go on by an exchange within a round, which waits for all of the `nodes`."""
+    def wait_for(self, nodes: Iterable[Node]) -> None:
+        """Let the clock of simulated clients go on until the slowest of the `nodes` has replied to
+        an exchange within a round. Real nodes have replied by then."""
         if self._strategy.latency is None or not self._strategy.now.training:
             return
         seconds = [self._seconds_of(node)[0] for node in nodes]
@@ -138,13 +134,14 @@ class LateReplies:
         for node, flight in late.items():
             now.payloads[node] = flight.payload
         like = strategy.expected_replies()
+        starts = strategy.baselines()
         if not strategy.uses_late_replies:
             # A late reply is dropped. In another phase than that of its round, its names differ.
             like = {node: arrays for node, arrays in like.items() if node not in late}
         if strategy.latency is not None:
-            changes = self._simulated(started, like)
+            changes = self._simulated(started, like, starts)
         else:
-            changes = self._awaited(started, like)
+            changes = self._awaited(started, like, starts)
         num_late = len(started & self.busy)
         num_arrived = sum(change.update.node in late for change in changes)
         if strategy.messenger.hides_participants:
@@ -179,7 +176,12 @@ class LateReplies:
     def _usable(self, node: Node, started: Collection[Node]) -> bool:
         return node in started or self._strategy.uses_late_replies
 
-    def _simulated(self, started: Collection[Node], like: Mapping[Node, Arrays]) -> list[Change]:
+    def _simulated(
+        self,
+        started: Collection[Node],
+        like: Mapping[Node, Arrays],
+        starts: Mapping[Node, Arrays],
+    ) -> list[Change]:
         """Deliver the messages in the order in which replies are due, until the round ends."""
         strategy = self._strategy
         deadline = math.inf
@@ -195,7 +197,7 @@ class LateReplies:
             count, cut = self._next(due, started, missing, missing_least, deadline)
             if not count:
                 break
-            changes += self._delivered(due[:count], like)
+            changes += self._delivered(due[:count], like, starts)
             self.seconds = max(self.seconds, due[count - 1].ends_at)
             due = due[count:]
         if cut or (strategy.messenger.hides_participants and deadline < math.inf):
@@ -226,7 +228,12 @@ class LateReplies:
             usable += self._usable(flight.node, started)
         return len(due), False
 
-    def _delivered(self, flights: Sequence[Flight], like: Mapping[Node, Arrays]) -> list[Change]:
+    def _delivered(
+        self,
+        flights: Sequence[Flight],
+        like: Mapping[Node, Arrays],
+        starts: Mapping[Node, Arrays],
+    ) -> list[Change]:
         """Send the messages of simulated clients; returns the valid replies."""
         strategy = self._strategy
         messenger = strategy.messenger
@@ -236,14 +243,20 @@ class LateReplies:
         sent = [(flight.message, flight.node) for flight in flights if not flight.lost]
         if not sent:
             return []
+        # Grids of this package yield replies as they arrive; Flower's return a list.
         send = getattr(strategy.grid, "stream", strategy.grid.send_and_receive)
         replies = send([message for message, _ in sent], timeout=strategy.timeout)
-        changes, unanswered = messenger.read(sent, replies, like, train=True)
+        changes, unanswered = messenger.read(sent, replies, like, starts, train=True)
         for node in unanswered:
             messenger.drop_missing(node)
         return changes
 
-    def _awaited(self, started: Collection[Node], like: Mapping[Node, Arrays]) -> list[Change]:
+    def _awaited(
+        self,
+        started: Collection[Node],
+        like: Mapping[Node, Arrays],
+        starts: Mapping[Node, Arrays],
+    ) -> list[Change]:
         """Push the round's messages to real nodes, and pull replies until the round ends."""
         strategy = self._strategy
         messenger = strategy.messenger
@@ -259,7 +272,7 @@ class LateReplies:
             sent = [(flight.message, flight.node) for flight in self._flights]
             ids = [message.metadata.message_id for message, _ in sent]
             replies = grid.pull_messages(ids) if ids else []
-            pulled, unanswered = messenger.read(sent, replies, like, train=True)
+            pulled, unanswered = messenger.read(sent, replies, like, starts, train=True)
             changes += pulled
             present = time.monotonic()
             still_busy = set(unanswered)

@@ -30,17 +30,24 @@ from strategies.core.reply_checks import read_reply
 from strategies.core.round_state import Request, Round
 
 Sent = list[tuple[Message, Node]]
+NO_ARRAYS: Mapping[Node, Arrays] = {}
 MAX_CAUSES = 50  # passed to `on_failure`; a client may invent any number of causes
 
 
-class StrategyState(Protocol):
-    """What a messenger reads of its strategy."""
+class RunningStrategy(Protocol):
+    """The part of a strategy that everything reads which sends its messages."""
 
     grid: Grid
     timeout: float
     nodes: list[Node]
     now: Round
     arrays: Arrays
+    configrecord_key: str
+
+
+class StrategyState(RunningStrategy, Protocol):
+    """What a messenger reads of its strategy."""
+
     requires: Requirement | None
     privacy: Privacy | None
     runs_own_loop: bool
@@ -52,11 +59,7 @@ class StrategyState(Protocol):
     average_over: str
     weighted_by_key: str
     arrayrecord_key: str
-    configrecord_key: str
     on_failure: Callable[[str], None] | None
-
-    def baseline_arrays(self, sent: Arrays) -> Arrays:
-        """The arrays that changes are measured from; see `StrategyBase`."""
 
 
 class Messenger:
@@ -149,16 +152,19 @@ class Messenger:
         self,
         sent: Sent,
         replies: Iterable[Message],
-        like: Mapping[Node, Arrays],
+        like: Mapping[Node, Arrays] = NO_ARRAYS,
+        starts: Mapping[Node, Arrays] = NO_ARRAYS,
+        *,
         train: bool = False,
     ) -> list[Update]:
         """The valid replies to the messages `sent`, sorted by client.
 
         Other replies are counted and logged. `replies` may be an iterator: each is read before the
         next one is taken. `like` gives, by node, the arrays whose names, shapes and dtypes a reply
-        must have. `train`: a reply needs a positive weight and what the strategy requires."""
+        must have; `starts` those that its change is measured from, where that is not from zero.
+        `train`: a reply needs a positive weight and what the strategy requires."""
         kind = sent[0][0].metadata.message_type if sent else ""
-        changes, unanswered = self.read(sent, replies, like, train)
+        changes, unanswered = self.read(sent, replies, like, starts, train=train)
         for node in unanswered:
             self.drop_missing(node)
         return self.limited(kind, sorted(changes, key=lambda change: change.update.node))
@@ -168,6 +174,8 @@ class Messenger:
         sent: Sent,
         replies: Iterable[Message],
         like: Mapping[Node, Arrays],
+        starts: Mapping[Node, Arrays],
+        *,
         train: bool = False,
     ) -> tuple[list[Change], list[Node]]:
         """The valid replies in the order of their arrival, and the nodes that did not answer.
@@ -175,23 +183,23 @@ class Messenger:
         The arguments are those of `receive`; the replies are not limited yet."""
         strategy = self._strategy
         nodes = {message.metadata.message_id: node for message, node in sent}
-        kind = sent[0][0].metadata.message_type if sent else ""
         changes: list[Change] = []
         for reply in replies:
             # Removed, since a second reply to the same message does not count.
             node = nodes.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
-            change = self._read(reply, node, kind, like.get(node), train)
+            start = starts.get(node, {})
+            change = self._read(reply, node, like.get(node), start, train=train)
             if change is not None:
                 changes.append(change)
                 strategy.now.bytes["up"] += num_bytes(change.update.arrays.values())
         return changes, list(nodes.values())
 
     def _read(
-        self, reply: Message, node: Node, kind: str, like: Arrays | None, train: bool
+        self, reply: Message, node: Node, like: Arrays | None, start: Arrays, *, train: bool
     ) -> Change | None:
-        """The reply of a node; None if it is refused."""
+        """The reply of a node, and its change from `start`; None if it is refused."""
         strategy = self._strategy
         update, cause, detail = read_reply(
             reply, node, like, train, strategy.weighted_by_key, strategy.requires
@@ -204,10 +212,7 @@ class Messenger:
             if not_private:
                 self.drop(node, "not-private", not_private)
                 return None
-        payload: Arrays = {}
-        if kind == "train":
-            payload = strategy.now.payloads.get(node, {})
-        change = Change(update, strategy.baseline_arrays(payload), strategy.limit_groups)
+        change = Change(update, start, strategy.limit_groups)
         name = change.not_finite()
         if name:
             self.drop(node, NOT_FINITE, f"{name} holds NaN or infinity")

@@ -329,8 +329,9 @@ class PersonalizedStrategy(StrategyBase):
         if self.late.active:
             updates = self.late.collect(now.sent)
         else:
-            like = self.expected_replies()
-            updates = self.messenger.receive(now.sent, replies, like, train=True)
+            updates = self.messenger.receive(
+                now.sent, replies, self.expected_replies(), self.baselines(), train=True
+            )
         now.end_phase("clients")
         self._stop_on_failure()
         self._stop_on_few(updates)
@@ -537,7 +538,7 @@ class PersonalizedStrategy(StrategyBase):
         now = self.now
         metrics = None
         if now.evaluated:
-            updates = self.messenger.receive(now.sent, replies, {})
+            updates = self.messenger.receive(now.sent, replies)
             self._stop_on_failure()
             self._stop_on_unscored(updates)
             metrics = self._evaluation.metrics(updates)

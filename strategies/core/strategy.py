@@ -7,6 +7,7 @@ hooks.
 `Arrays` are numpy arrays by name, as of a network's ``state_dict``. Names with "/" belong to a
 group, such as "control/conv1.weight"; names without are the model's."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -467,6 +468,11 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
                 like[node] = expected
         return like
 
+    def baselines(self) -> dict[Node, Arrays]:
+        """What `baseline_arrays` says of each node's train message in the present round."""
+        payloads = self.now.payloads
+        return {node: self.baseline_arrays(sent) for node, sent in payloads.items()}
+
     # What a method calls
 
     def exchange(
@@ -494,7 +500,8 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         asked: set[Node] = set()
         for request in requests:
             asked.update(request.payloads)
-        self.late.exchanged(asked)
+        # The requests are answered together, so a simulated clock waits once, for the slowest node.
+        self.late.wait_for(asked)
         return readers
 
     def training_nodes(self) -> list[Node]:
@@ -539,7 +546,6 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             of_role = [node for node in nodes if node.novel == novel]
             of_role.sort(key=lambda node: seed_of(self.seed, "evaluate", node.client))
             count = max(1, round(self.fraction_evaluate * len(of_role)))
-            of_least = -(-least * len(of_role) // max(len(nodes), 1))  # the role's part, rounded up
-            count = max(count, of_least)
-            chosen += of_role[:count]
+            least_of_role = math.ceil(least * len(of_role) / max(len(nodes), 1))
+            chosen += of_role[: max(count, least_of_role)]
         return sorted(chosen)
