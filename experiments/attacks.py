@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 
 from clients.core.arrays import Arrays, from_record, is_statistic, to_record
 from clients.core.client import Client
+from clients.core.protocol import NUM_EXAMPLES, SERVER_ROUND
 from fedapps.clientapp import make_client
 from fedapps.common.seeds import seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
@@ -80,7 +81,7 @@ class Liar:
         reply = answer(message, context, self.client)
         kind = message.metadata.message_type
         for record in message.content.config_records.values():
-            self.round = int(str(record.get("server-round", self.round)))
+            self.round = int(str(record.get(SERVER_ROUND, self.round)))
         if kind == "query" and self.node is None and not reply.content["properties"]["novel"]:
             self.node = context.node_id
         if context.node_id == self.node and kind != "evaluate" and self.attack != NONE:
@@ -95,8 +96,8 @@ class Liar:
         for key, part in reply.content.items():
             if isinstance(part, ArrayRecord):
                 reply.content[key] = to_record(self.false_arrays(kind, sent, from_record(part)))
-            elif self.attack == "samples" and "num-examples" in part:
-                part["num-examples"] = 99 * int(str(part["num-examples"]))
+            elif self.attack == "samples" and NUM_EXAMPLES in part:
+                part[NUM_EXAMPLES] = 99 * int(str(part[NUM_EXAMPLES]))
             elif self.attack == "risk" and kind == "train":
                 part.update({name: 1e6 for name in ("risk", "loss") if name in part})
 

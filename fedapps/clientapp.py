@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 import partitions
 from clients.core.client import Client
+from clients.core.protocol import SERVE, WANTS
 from fedapps.building import Builder, with_public
 from fedapps.common import external_code
 from fedapps.common.external_code import is_reference
@@ -182,6 +183,6 @@ for _type in ("query", "train", "evaluate"):
     register(app, _type, _answer, guarded)
 for _type in ("query.get_state", "train.set_state"):
     register(app, _type, _answer_simulated)
-register(app, "query.wants", service.wants)
-register(app, "query.serve", lambda message, context: service.serve(message, context, make_client))
+register(app, WANTS, service.wants)
+register(app, SERVE, lambda message, context: service.serve(message, context, make_client))
 host = HostingApp(app)  # answers for all clients of a node

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clients.core.own_optimizer import TORCH_DEFAULTS, OwnOptimizer
+from clients.core.protocol import APP_SETTINGS
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.common.tasks import AUTO, CLASSES, TASKS
@@ -22,7 +23,6 @@ from partitions.datasets.encoding import REFUSE
 from strategies.core.column_encoder import COVERED
 from strategies.core.privacy import Privacy
 
-GIVEN = "fedapps-settings"  # key of a message's config: the settings of server_app, in JSON
 # Settings of a run that `server_app` carries out, beside those of the method and of privacy.
 OF_SERVER = frozenset({"round-timeout", "num-clients"})
 OF_INPUTS = ("standardize", "missing")
@@ -305,7 +305,7 @@ def clients_privacy(method: str, config: Config, rounds: int) -> Config:
 def announced(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The entry of every message's config that says what `server_app` was given."""
     short = {key.removeprefix(f"{method}."): value for key, value in given.items()}
-    return {GIVEN: json.dumps(short, sort_keys=True)}
+    return {APP_SETTINGS: json.dumps(short, sort_keys=True)}
 
 
 def check_agreement(
@@ -316,7 +316,7 @@ def check_agreement(
 
     Compared are settings that one component was given and the other reads."""
     own = {key.removeprefix(f"{method}.") for key in given} - _keys(Privacy)
-    if GIVEN not in message:
+    if APP_SETTINGS not in message:
         only_servers = sorted(own - of_client(method))
         if only_servers:
             key = only_servers[0]
@@ -325,7 +325,7 @@ def check_agreement(
                 "server's strategy, and not to client_app"
             )
         return
-    theirs = json.loads(str(message[GIVEN]))
+    theirs = json.loads(str(message[APP_SETTINGS]))
     there = initial_configuration(method)
     mode = str(theirs.get("dp", "none"))
     if mode == "local" and config["dp"] != "local":

@@ -31,7 +31,7 @@ from clients.core.mixed_precision import check_autocast
 from clients.core.outputs import LOGITS, PROBABILITIES, from_logits
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
-from clients.core.protocol import NAMES, STATISTICS, SUMS
+from clients.core.protocol import LOSS, METHOD, NAMES, NUM_EXAMPLES, STATISTICS, SUMS
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import (
     adopted,
@@ -284,7 +284,7 @@ def client_app(
         content = RecordDict(
             {
                 "statistics": ConfigRecord({SUMS: sums.text()}),
-                "metrics": MetricRecord({"num-examples": sums.rows}),
+                "metrics": MetricRecord({NUM_EXAMPLES: sums.rows}),
             }
         )
         return Message(content, reply_to=message)
@@ -382,7 +382,7 @@ def server_app(
             initial_arrays=to_record(shared_of(network, method, of_method(config, method))),
             num_rounds=num_rounds,
             timeout=float(config["round-timeout"]),
-            train_config=ConfigRecord({"method": method} | announced(method, keys)),
+            train_config=ConfigRecord({METHOD: method} | announced(method, keys)),
         )
         if privacy is not None:
             log(INFO, "differential privacy: %s", spent_budget(privacy))
@@ -512,7 +512,7 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
         if len(trained) != len(names):
             raise ValueError(f"fit got {len(names)} arrays and returned {len(trained)}")
         records = {"arrays": to_record(dict(zip(names, trained, strict=True)))}
-        return _reply(message, metrics | {"num-examples": count}, records)
+        return _reply(message, metrics | {NUM_EXAMPLES: count}, records)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -526,7 +526,7 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
             count = result.num_examples
             metrics = result.metrics
         # The client's own "loss" counts, but not its "num-examples": the server weighs by that.
-        return _reply(message, {"loss": loss} | metrics | {"num-examples": count}, {})
+        return _reply(message, {LOSS: loss} | metrics | {NUM_EXAMPLES: count}, {})
 
     return app
 

@@ -10,10 +10,11 @@ app."""
 from collections.abc import Mapping
 from typing import Any
 
+from clients.core.protocol import APP_SETTINGS
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, present_key
 from fedapps.common.tasks import AUTO
-from fedapps.component_settings import GIVEN, OF_INPUTS, of_client, of_server, value_of
+from fedapps.component_settings import OF_INPUTS, of_client, of_server, value_of
 from fedapps.settings.config import Config, defaults, override
 from fedapps.settings.rates import with_rate_of_task
 from strategies.core.privacy import Privacy
@@ -79,7 +80,7 @@ def check_message(method: str, config: Config, message: Mapping[str, Any]) -> No
         # Keys of a message are the server's: no warning about a former name helps this user.
         name = _plain(key, method, silent=True)
         name = ALIASES.get(name, name)
-        if key == GIVEN or name not in known:
+        if key == APP_SETTINGS or name not in known:
             continue
         here = value_of(method, config, name)
         if value != here:

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result
 
 import partitions
 from clients.core.arrays import Arrays, to_record
-from clients.core.protocol import FewShot
+from clients.core.protocol import METHOD, FewShot
 from fedapps.building import size_note, strategy_of_run
 from fedapps.callbacks import make_callbacks
 from fedapps.common import external_code
@@ -159,7 +159,7 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
                 initial_arrays=to_record(shared),
                 num_rounds=int(config["rounds"]),
                 timeout=float(config["round-timeout"]),
-                train_config=ConfigRecord({"method": str(config["method"])}),
+                train_config=ConfigRecord({METHOD: str(config["method"])}),
             )
         if report:
             log(INFO, "\n%s", _end(config, recorder.summary, result))

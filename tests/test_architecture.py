@@ -147,6 +147,44 @@ def test_flowers_older_api_is_imported_in_one_module():
     assert users == {"clients.core.flower_fast", "experiments.benchmarks.simulators"}
 
 
+def literal_keys(file: Path, known: set[str]) -> list[str]:
+    """String literals that are `known` keys, or that are read from a `config`."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        read_from: ast.expr | None = None
+        key: ast.AST = node
+        if isinstance(node, ast.Subscript):
+            read_from = node.value
+            key = node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            read_from = node.func.value if node.func.attr == "get" else None
+            key = node.args[0]
+        if not isinstance(key, ast.Constant):
+            continue
+        of_config = isinstance(read_from, ast.Name) and read_from.id == "config"
+        if of_config or key.value in known:
+            found.append(f"{file.relative_to(ROOT)}:{key.lineno} {key.value}")
+    return sorted(set(found))
+
+
+def test_a_key_of_a_message_is_written_by_its_constant():
+    """The constants are in the protocol, or in the file of the method that alone knows the key. A
+    key with a hyphen or a dot is no other word by chance."""
+    protocol = ROOT / "clients" / "core" / "protocol.py"
+    known = set()
+    for node in ast.parse(protocol.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            known.add(node.value.value)
+    distinct = {key for key in known if isinstance(key, str) and ("-" in key or "." in key)}
+    assert {"server-round", "query.domain"} <= distinct
+    found = []
+    for folder in ("clients", "strategies", "fedapps/node"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if file != protocol:
+                found += literal_keys(file, distinct)
+    assert not found
+
+
 def test_no_circles():
     known = modules()
     graph = {}

@@ -28,14 +28,24 @@ from clients.core.outputs import CRITERIA
 from clients.core.own_optimizer import OwnOptimizer
 from clients.core.own_scores import OwnScore
 from clients.core.protocol import (
+    BOUND,
+    CLIENT,
+    INPUT_SIZE,
+    LOSS,
     LR_FACTOR,
+    MODEL,
     NAMES,
+    NOVEL,
+    NUM_EXAMPLES,
+    SELECTED_SCORE,
+    SIDE,
     UNLABELED,
     Config,
     FewShot,
     Metrics,
     NDArrays,
     StateUse,
+    round_of,
     with_names,
 )
 from clients.core.sgd import batches, sgd, train_only
@@ -327,7 +337,7 @@ class Client(Streaming, Configured, NumPyClient):
         """Local training from `arrays`, which are read-only; returns the model's shared arrays."""
         self.load(arrays)
         loss = self.fit_locally(config)
-        return self.arrays(), len(self.share.train), {"loss": loss}
+        return self.arrays(), len(self.share.train), {LOSS: loss}
 
     def receive(self, arrays: Arrays, config: Config) -> None:
         """Make the model ready to predict, from the arrays that the server sent."""
@@ -366,8 +376,8 @@ class Client(Streaming, Configured, NumPyClient):
         self.receive(arrays, config)
         if self.share.shots and self.few_shot == FewShot.TUNED and len(self.share.train):
             self.tune(config)
-        select = str(config.get("select", ""))
-        loss, labeled, metrics = score_parts(self, bool(config.get("bound")), select)
+        select = str(config.get(SELECTED_SCORE, ""))
+        loss, labeled, metrics = score_parts(self, bool(config.get(BOUND)), select)
         if self.also_scores_global_model and not self.share.novel:
             metrics |= self._score_as_novel(arrays, config, select)
         return loss, labeled, metrics
@@ -389,7 +399,7 @@ class Client(Streaming, Configured, NumPyClient):
         The inputs have the label ``side``. See `clients.core.domain`."""
         samples = self.share.everything if self.share.novel else self.share.train
         weights = to_tensors(arrays)["weights"]
-        side = float(config["side"])
+        side = float(config[SIDE])
         seed = seed_of(self.seed, "domain", self.client)
         return domain_gradient(samples.to(self.device), weights, side, seed), {}
 
@@ -444,7 +454,7 @@ class Client(Streaming, Configured, NumPyClient):
         n = len(self.share.train)
         if self.draws is not None:
             return self.draws.batches(n, self.batch_size, short=self.short_batches, **count)
-        round_ = int(config.get("server-round", 0))
+        round_ = round_of(config)
         seed = seed_of(self.seed, purpose, round_, self.client)
         return batches(
             n,
@@ -517,11 +527,11 @@ class Client(Streaming, Configured, NumPyClient):
         if self.share.unlabeled:
             properties[UNLABELED] = True
         return properties | {
-            "client": self.client,
-            "novel": self.share.novel,
-            "num-examples": len(samples),
-            "model": self.model_name,
-            "input-size": math.prod(self.share.everything.x.shape[1:]),
+            CLIENT: self.client,
+            NOVEL: self.share.novel,
+            NUM_EXAMPLES: len(samples),
+            MODEL: self.model_name,
+            INPUT_SIZE: math.prod(self.share.everything.x.shape[1:]),
         }
 
     def get_parameters(self, config: Config) -> NDArrays:
@@ -552,5 +562,5 @@ class Client(Streaming, Configured, NumPyClient):
         factor = float(config.get(LR_FACTOR, 1.0))
         for name, rate in self._given_rates.items():
             setattr(self, name, factor * rate)
-        round_ = int(config.get("server-round", 0))
+        round_ = round_of(config)
         seed_torch(seed_of(self.seed, purpose, round_, self.client))

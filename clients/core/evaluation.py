@@ -18,7 +18,7 @@ from clients.core.outputs import (
     value_sums,
 )
 from clients.core.own_scores import OwnScore
-from clients.core.protocol import Config, Metrics
+from clients.core.protocol import COUNTS, TRAINING_ERROR, VALUE_SUMS, Config, Metrics
 from fedapps.common.tasks import BINARY, CLASSES, TASKS, VALUES, Targets
 from partitions.shares import SUB_POPULATION, Samples, Share, labeled_rows
 
@@ -74,8 +74,8 @@ def score_parts(client: Client, bound: bool, select: str = "") -> tuple[float, i
     if bound:
         _, trained, fitted = score_samples(client, share.train)
         metrics |= {
-            "training-error": 1 - fitted["accuracy"],
-            "training-error-examples": trained,
+            TRAINING_ERROR: 1 - fitted["accuracy"],
+            f"{TRAINING_ERROR}-examples": trained,
         }
     return loss, labeled, metrics
 
@@ -119,10 +119,10 @@ def score_samples(
         metrics |= further_scores(logits, y, targets)
         metrics |= _own_scores(client, logits, y)
     if targets.task == VALUES:
-        metrics[prefix + "value-sums"] = value_sums(logits, y)
+        metrics[prefix + VALUE_SUMS] = value_sums(logits, y)
     if counts and SUB_POPULATION in client.share.attributes:  # a user with a preference
         # True negatives, false positives, false negatives, true positives.
-        metrics["counts"] = (2 * y + logits.argmax(1)).bincount(minlength=4).tolist()
+        metrics[COUNTS] = (2 * y + logits.argmax(1)).bincount(minlength=4).tolist()
         metrics[SUB_POPULATION] = int(client.share.attributes[SUB_POPULATION])
     return float(client.criterion(logits, y)), count, metrics
 

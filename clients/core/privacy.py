@@ -20,13 +20,22 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.core.arrays import Arrays, as_type, from_record, is_counter, to_record
-from clients.core.protocol import CAPABILITIES, UNLABELED
+from clients.core.protocol import (
+    CAPABILITIES,
+    CLIENT,
+    INPUT_SIZE,
+    LOCAL_NOISE,
+    MODEL,
+    NOVEL,
+    NUM_EXAMPLES,
+    START_ERROR,
+    UNLABELED,
+    round_of,
+)
 from fedapps.common.errors import Refusal
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 
-# Key of a train message's config: the standard deviation of the client's noise.
-NOISE = "dp-local-noise"
 MODES = ("none", "local", "central")
 GENERATORS = ("system", "seeded")
 DP_GENERATOR = setting(
@@ -40,7 +49,7 @@ COVERS = (EVERYTHING, "model-updates")
 # Tolerance for rounding, where the server's noise is exactly the least that suffices.
 ROUNDING = 1 - 1e-6
 # Properties that reveal nothing about the samples, except that a training client has no labels.
-PUBLIC = {CAPABILITIES, "client", "novel", UNLABELED, "model", "input-size", "error"}
+PUBLIC = {CAPABILITIES, CLIENT, NOVEL, UNLABELED, MODEL, INPUT_SIZE, START_ERROR}
 # Reveals the sub-population of a user who volunteers; see `FedEmbedClient`.
 VOLUNTEERED = {"prototype"}
 
@@ -123,7 +132,7 @@ def private(
             reply.content[key] = ConfigRecord(properties)
     elif action != "evaluate":
         for key in reply.content.metric_records:
-            reply.content[key] = MetricRecord({"num-examples": 1})
+            reply.content[key] = MetricRecord({NUM_EXAMPLES: 1})
     if action == "train":
         _protect(message, reply, context, options)
     return reply
@@ -153,7 +162,7 @@ def local_noise(message: Message, options: Mapping[str, Any]) -> float:
 
     Raises ValueError if it is below what the run promises."""
     config = settings_of(message)
-    deviation = float(str(config.get(NOISE, 0)))
+    deviation = float(str(config.get(LOCAL_NOISE, 0)))
     least = promised_multiplier(options) * float(options["dp-clip"])
     if not 0 < deviation < math.inf or not deviation >= least:
         raise Refusal(f"dp is 'local', but the server asked for noise of {deviation:g}")
@@ -178,7 +187,7 @@ def _protect(
         str(options["dp-generator"]),
         int(options["seed"]),
         "dp-local",
-        int(str(settings_of(message).get("server-round", 0))),
+        round_of(settings_of(message)),
         client,
     )
     sent: Arrays = {}

@@ -1,5 +1,6 @@
 """The protocol of clients and servers: keys and types of messages, and kinds of methods."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -9,28 +10,50 @@ from clients.core.arrays import Arrays
 from fedapps.common.settings import setting
 from fedapps.common.tasks import AUTO, SCORES
 
-# Key of a message's config and of a reply's metrics: the arrays' names, joined by line breaks.
-NAMES = "names"
-# Keys of a message's config: the factor of the round's learning rates, and the run to which the
-# client's state belongs.
-LR_FACTOR = "lr-factor"
-RUN_TOKEN = "run-token"
-# Keys of the answer to "query": the capabilities of the client, which clients of other packages
-# lack, and whether it is a training client without labels.
-CAPABILITIES = "capabilities"
-UNLABELED = "unlabeled"
-# Types of messages that only clients of a simulation get: read the state, write the state.
-SAVE_STATE = "query.get_state"
-RESTORE_STATE = "train.set_state"
-# Type of a message in runs that report the terms of the generalization bound.
-DOMAIN = "query.domain"
-# Type of the message that asks for sums over a client's columns, and the key of its answer; keys of
-# a message's config: the encoding of inputs that the answers gave, and the shape of the network's
-# inputs before that.
-STATISTICS = "query.statistics"
-SUMS = "column-sums"
-ENCODING = "encoding"
-SHAPE = "input-shape"
+# Keys of a message's config, which the server writes and the client reads. A method's own keys are
+# in the method's file.
+NAMES = "names"  # the arrays' names, joined by line breaks; also a key of a reply's metrics
+METHOD = "method"  # the method whose client answers; without it, the run's
+SERVER_ROUND = "server-round"  # the number of the round
+LR_FACTOR = "lr-factor"  # the factor of the round's learning rates; without it, 1
+RUN_TOKEN = "run-token"  # the run to which the client's state belongs
+LOCAL_NOISE = "dp-local-noise"  # train: the standard deviation of the client's noise
+SELECTED_SCORE = "select"  # evaluate: a further score to report, which chooses the round
+BOUND = "bound"  # evaluate: whether to report the training error, a term of the bound
+SIDE = "side"  # DOMAIN: the label of the client's inputs, 0 or 1
+ENCODING = "encoding"  # the encoding of inputs that the answers to STATISTICS gave
+SHAPE = "input-shape"  # the shape of the network's inputs before that encoding
+APP_SETTINGS = "fedapps-settings"  # the settings of `server_app`, in JSON
+AGAIN = "again"  # WANTS: whether a node wants its model even if it has it
+
+# Keys of the answer to "query".
+CAPABILITIES = "capabilities"  # what the client can do; clients of other packages lack it
+CLIENT = "client"  # the client's id
+NOVEL = "novel"  # whether it is a novel client
+UNLABELED = "unlabeled"  # whether it is a training client without labels
+MODEL = "model"  # the name of its network
+INPUT_SIZE = "input-size"  # numbers in one input
+START_ERROR = "error"  # why it cannot start
+
+# Keys of a reply's metrics. Scores have the names of `fedapps.common.tasks`; the type that a user
+# prefers is `partitions.shares.SUB_POPULATION`.
+NUM_EXAMPLES = "num-examples"  # the reply's number of samples; also in the answer to "query"
+LOSS = "loss"  # the mean loss of these samples
+SECONDS = "seconds"  # how long an evaluation took
+TRAINING_ERROR = "training-error"  # the share of wrong predictions on training samples
+COUNTS = "counts"  # TN, FP, FN and TP, for the F1 of sub-populations
+HEAD = "head"  # the number of the head that the client uses
+VALUE_SUMS = "value-sums"  # sums from which R² over all clients' samples follows
+SUMS = "column-sums"  # STATISTICS: sums over the client's columns
+WANTED = "wants"  # WANTS: whether the node lacks its model
+
+# Types of messages beside "query", "train" and "evaluate".
+SAVE_STATE = "query.get_state"  # reads the state; only clients of a simulation get it
+RESTORE_STATE = "train.set_state"  # writes the state; the same
+DOMAIN = "query.domain"  # in runs that report the terms of the generalization bound
+STATISTICS = "query.statistics"  # asks for sums over a client's columns
+WANTS = "query.wants"  # asks a served node whether it lacks its model
+SERVE = "query.serve"  # brings a served node its model
 
 HEADS = setting("client", "who holds personal heads", ("client", "server"))
 
@@ -57,6 +80,11 @@ class StateUse(StrEnum):
     NONE = ""
     TRAINING = "training"
     PREDICTIONS = "predictions"  # so a finished run must hold the state
+
+
+def round_of(config: Mapping[str, Any]) -> int:
+    """The number of the round in a message's config; 0 without one."""
+    return int(config.get(SERVER_ROUND, 0))
 
 
 def lr_factor(decay: float, every: int, round_: int) -> float:

@@ -5,6 +5,8 @@ import torch
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 
+RISK = "risk"  # key of a train reply's metrics
+
 
 class AFLClient(Client):
     """FedAvg's client; ``risk`` is its training loss at the server's weights."""
@@ -16,4 +18,4 @@ class AFLClient(Client):
         with torch.no_grad():
             risk = float(self.loss(*self.share.train.to(self.device)[:]))
         loss = self.fit_locally(config)
-        return self.arrays(), len(self.share.train), {"loss": loss, "risk": risk}
+        return self.arrays(), len(self.share.train), {"loss": loss, RISK: risk}

@@ -63,6 +63,7 @@ from clients.core.decision.tallies import (
 )
 from clients.core.evaluation import Choice, by_parts
 from clients.core.label_shift import bbse, log_q_by_em
+from clients.core.protocol import SERVER_ROUND
 from clients.methods._batchwise import (
     Changes,
     HoldingOut,
@@ -435,7 +436,7 @@ class AutoClient(HoldingOut):
         histograms of T and of the descriptors."""
         if SOURCE_MEANS in arrays:
             self.receive(arrays, config)
-            cases = list(self.played(int(config["server-round"])))
+            cases = list(self.played(int(config[SERVER_ROUND])))
             self.state = prefixed(PLAYED, cases_to_arrays(cases, len(self.names)))
             return misfit_sums(cases, len(self.blocks.sizes)), {}
         return histograms(*self.rule_and_cases(arrays), len(self.names)), {}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, group
 from clients.core.client import Config, Metrics
-from clients.core.protocol import HEADS
+from clients.core.protocol import HEAD, HEADS, round_of
 from clients.methods._preferences import EMBEDDING, GlobalPlusClient, enclose
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import NONNEGATIVE, POSITIVE, POSITIVE_INT, setting
@@ -166,7 +166,7 @@ class FedEmbedClient(GlobalPlusClient):
     def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
         """Scores of the user's head, whose number is ``head``."""
         loss, n, metrics = super().score(arrays, config)
-        return loss, n, metrics | {"head": self.k}
+        return loss, n, metrics | {HEAD: self.k}
 
     def get_properties(self, config: Config) -> Config:
         """The client's properties; of a volunteer also the sub-population of the prototype."""
@@ -229,7 +229,7 @@ class FedEmbedClient(GlobalPlusClient):
         same_type = heads % self.model.types == self.preferred
         if not same_type.any() or same_type.all():
             return v
-        round_ = int(config.get("server-round", 0))
+        round_ = round_of(config)
         generator = np.random.default_rng(seed_of(self.seed, "triplet", round_, self.client))
         _, y = self.typed(self.share.train)[:]
         num_positives = int(y.sum())

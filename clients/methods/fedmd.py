@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from clients.core.arrays import Arrays, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
 from clients.core.normalisation import NORMALISATION, batch_statistics
-from clients.core.protocol import StateUse
+from clients.core.protocol import StateUse, round_of
 from clients.core.sgd import batches
 from clients.methods._divergence import KL_DIRECTION, divergence
 from clients.methods.tent import TENTClient
@@ -25,6 +25,9 @@ from fedapps.common.tasks import ALL_TASKS, CLASS_PROBABILITIES, ForTasks
 from partitions.shares import Samples
 
 FLOAT16 = setting(False, "send logits as float16")
+# Keys of the answer to "query": the number of public samples, and of logits for each of them.
+PUBLIC_SAMPLES = "public-samples"
+CLASSES = "classes"
 RESETTABLE = (nn.Linear, nn.Conv2d, *NORMALISATION)
 Logits = dict[str, Tensor]  # sets of logits (m, C) on the public set, by name
 
@@ -74,7 +77,7 @@ class FedMDClient(Client):
         with torch.no_grad():
             logits = self.model(self.public[:1].to(self.device))
         properties = super().get_properties(config)
-        return properties | {"public-samples": len(self.public), "classes": logits.shape[1]}
+        return properties | {PUBLIC_SAMPLES: len(self.public), CLASSES: logits.shape[1]}
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Digest, revisit, communicate; returns only logits."""
@@ -99,7 +102,7 @@ class FedMDClient(Client):
         """Load the model of the last round; before the first round the initial weights."""
         self.load({})
         if not self.state and self.initialization == "own":
-            round_ = int(config.get("server-round", 0))
+            round_ = round_of(config)
             with drawing(seed_of(self.seed, "initialization", round_, self.client)):
                 for module in self.model.modules():
                     trained = all(p.requires_grad for p in module.parameters())
@@ -115,7 +118,7 @@ class FedMDClient(Client):
                 raise ValueError(f"{name} has {len(t)} rows for {m} public samples")
         # A sample's "label" is its row in the teacher's logits.
         samples = Samples(self.public, torch.arange(m), torch.arange(m), scale=1.0)
-        round_ = int(config.get("server-round", 0))
+        round_ = round_of(config)
         seed = seed_of(self.seed, "digest", round_, self.client)
         generator = torch.Generator().manual_seed(seed)
         rows = batches(m, self.public_batch_size, epochs=epochs, generator=generator)

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config
 from clients.core.normalisation import class_logits
+from clients.core.protocol import round_of
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import COUNT, POSITIVE_INT, RATE, setting
 from fedapps.common.tasks import CLASS_PROBABILITIES
@@ -142,7 +143,7 @@ class MEMOClient(Client):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """Load the model and decide the seed of the round's views, one for all models it scores."""
         super().receive(arrays, config)
-        round_ = int(config.get("server-round", 0))
+        round_ = round_of(config)
         if round_ != self.views_round:
             self.views_round = round_
             self.views_seed = seed_of(self.seed, "views", round_, self.client)

@@ -20,7 +20,7 @@ from clients.core.arrays import Arrays, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
 from clients.core.optimizers import SGD
 from clients.core.privacy import DP_GENERATOR, generator, noised
-from clients.core.protocol import StateUse
+from clients.core.protocol import StateUse, round_of
 from clients.core.sgd import clip_gradients, train_only
 from clients.models.encoders import ENCODERS, Described
 from fedapps.common.errors import Refusal
@@ -30,6 +30,7 @@ from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, RATE, sett
 from partitions.datasets.loading import Info
 from partitions.shares import Samples
 
+SIGMA = "dp-sigma"  # key of a reply's metrics: σ of a private descriptor's noise
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
 
 DESCRIPTOR_EPSILON = setting(
@@ -167,13 +168,13 @@ class ODPFLHNClient(Client):
             self.load(arrays)
             with torch.no_grad():
                 e, n = self.descriptor(config)
-            round_ = int(config.get("server-round", 0))
+            round_ = round_of(config)
             source = generator(self.dp_generator, self.seed, "dp", round_, self.client)
             sigma = self._spend(self.encoder.sensitivity(n))
             noisy = noised(to_numpy({DESCRIPTOR: e}), sigma, source)
             self.state[f"answer/{key}"] = noisy[DESCRIPTOR]
             self.state[f"sigma/{key}"] = np.array(sigma)
-        metrics = {"dp-sigma": float(self.state[f"sigma/{key}"])}
+        metrics = {SIGMA: float(self.state[f"sigma/{key}"])}
         return {DESCRIPTOR: self.state[f"answer/{key}"]}, metrics
 
     def _spend(self, sensitivity: float) -> float:
@@ -252,7 +253,7 @@ class ODPFLHNClient(Client):
         n = len(samples)
         if self.encode_samples:
             n = min(n, self.encode_samples)
-        seed = seed_of(self.seed, "encode", int(config.get("server-round", 0)), self.client)
+        seed = seed_of(self.seed, "encode", round_of(config), self.client)
         shuffling = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(samples), generator=shuffling)[:n]
         passes = num_parts((n, *samples.x.shape[1:]), self.pass_megabytes)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clients.core.arrays import Arrays, model_arrays, prefixed
 from clients.core.client import Client, Config, Metrics
 from clients.core.outputs import further_scores, main_of, value_sums
-from clients.core.protocol import FewShot, StateUse
+from clients.core.protocol import DOMAIN, VALUE_SUMS, FewShot, StateUse
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 from fedapps.common.tasks import TASKS, VALUES
@@ -21,6 +21,7 @@ from partitions.shares import labeled_rows
 
 BASE = setting("fedper", "method whose personal models novel clients get", ("fedper", "pfedhn"))
 HEAD = "head."
+UNTRAINED = "untrained"  # key of a reply's metrics: 1 if the personal head is not yet trained
 
 
 class Ensemble(nn.Module):
@@ -44,7 +45,7 @@ class PFLClient(Client):
     needs_head = True
     head_by_name = True
     separately_trained = (HEAD,)
-    exchanges = ("query.export", "query.domain")
+    exchanges = ("query.export", DOMAIN)
 
     base = BASE
 
@@ -75,7 +76,7 @@ class PFLClient(Client):
         self.load(arrays)
         metrics: Metrics = {}
         if self.base == "fedper" and not self.state:
-            metrics["untrained"] = 1.0
+            metrics[UNTRAINED] = 1.0
         return model_arrays(self.model, self.frozen), metrics
 
     def receive(self, arrays: Arrays, config: Config) -> None:
@@ -150,5 +151,5 @@ class PFLSampledClient(PFLClient):
         metrics |= further_scores(predictions, labels, self.targets)
         if self.targets.task == VALUES:
             sums = value_sums(predictions, labels)
-            metrics["value-sums"] = [total / num_models for total in sums]
+            metrics[VALUE_SUMS] = [total / num_models for total in sums]
         return sum(losses) / num_models, count, metrics

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import fedapps
 from clients.core.arrays import Arrays, from_record, to_record
-from clients.core.protocol import RUN_TOKEN
+from clients.core.protocol import RUN_TOKEN, SERVER_ROUND
 from clients.models.encoders import Described, MeanSets
 from experiments.audit.federation import (
     BATCH,
@@ -195,7 +195,7 @@ def asked(client_app: ClientApp, place: Config, config: Config, *questions: Ques
     view: View = {}
     for number, question in enumerate(questions, start=1):
         settings: dict[str, Any] = {"method": question.method, RUN_TOKEN: "audit"}
-        settings["server-round"] = number
+        settings[SERVER_ROUND] = number
         content = RecordDict({"arrays": to_record(question.arrays)})
         content["config"] = ConfigRecord(settings | question.more)
         (reply,) = grid.send_and_receive([Message(content, 1, question.action)])

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import partitions
 from clients.core.client import Client
+from clients.core.protocol import SERVER_ROUND
 from clients.core.sgd import batches
 from clients.methods.fedtta import FedTTAClient
 from clients.models import build_model, networks
@@ -51,7 +52,7 @@ def step_seconds(client: Client) -> float:
     """Processor time of a step; a busy machine disturbs it little."""
     client.load(client.initial)
     started = time.process_time()
-    client.fit_locally({"server-round": 1})
+    client.fit_locally({SERVER_ROUND: 1})
     return (time.process_time() - started) / FEDTTA_STEPS
 
 
@@ -59,7 +60,7 @@ def step_operations(client: Client) -> float:
     """Floating-point operations of a step, of matrix products only."""
     client.load(client.initial)
     with FlopCounterMode(display=False) as counter:
-        client.fit_locally({"server-round": 1})
+        client.fit_locally({SERVER_ROUND: 1})
     return counter.get_total_flops() / FEDTTA_STEPS
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from clients.core.arrays import Arrays, filled, to_record
-from clients.core.protocol import CAPABILITIES
+from clients.core.protocol import CAPABILITIES, NUM_EXAMPLES
 from experiments.benchmarks.measure import Row, compare
 from fedapps.engines.in_process_grid import LocalGrid, Simulated, with_id
 from strategies.core.aggregation import weighted_mean
@@ -53,7 +53,7 @@ class Stored(LocalGrid):
     def __init__(self, replies: Sequence[Arrays], weights: Sequence[int]) -> None:
         super().__init__(Simulated(len(weights)))
         self._arrays = [to_record(reply) for reply in replies]
-        self._metrics = [MetricRecord({"num-examples": weight}) for weight in weights]
+        self._metrics = [MetricRecord({NUM_EXAMPLES: weight}) for weight in weights]
         self.started = 0.0  # processor time before the replies of a round
 
     def answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:

@@ -19,11 +19,17 @@ from clients.core.arrays import Arrays, filled, from_record, reply_with, to_metr
 from clients.core.client import Client
 from clients.core.protocol import (
     CAPABILITIES,
+    CLIENT,
     DOMAIN,
+    LOSS,
+    METHOD,
     NAMES,
+    NUM_EXAMPLES,
     RESTORE_STATE,
     RUN_TOKEN,
     SAVE_STATE,
+    SECONDS,
+    START_ERROR,
     answer_exchange,
 )
 from fedapps.common.errors import brief, described
@@ -69,7 +75,7 @@ def answer(message: Message, context: Context, make_client: MakeClient) -> Messa
             raise
         log(ERROR, "this client cannot start", exc_info=error)
         reason = brief(reason_of(error, context))[:200]
-        properties = ConfigRecord({CAPABILITIES: "", "error": reason})
+        properties = ConfigRecord({CAPABILITIES: "", START_ERROR: reason})
         return Message(RecordDict({"properties": properties}), reply_to=message)
 
 
@@ -81,7 +87,7 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
     nothing. It is also written to the node's ``state-dir``, with the message's ``run-token``,
     before the reply leaves."""
     config, arrays = unpack(message.content)
-    method = str(config.get("method", context.run_config.get("method", "")))
+    method = str(config.get(METHOD, context.run_config.get("method", "")))
     client = make_client(context, method)
     file = _state_file(context, method)
     after = message.metadata.message_type in client.saves_state_after
@@ -117,7 +123,7 @@ def _reply_of(
         num_examples = len(client.share.train)
         records = {
             "arrays": to_record(named),
-            "metrics": to_metrics({"num-examples": num_examples, **metrics}),
+            "metrics": to_metrics({NUM_EXAMPLES: num_examples, **metrics}),
         }
     must_store = action in client.saves_state_after
     if must_store or action.startswith("train"):
@@ -128,7 +134,7 @@ def _reply_of(
 def _query(client: Client, context: Context, config: dict[str, Any]) -> dict[str, Any]:
     """The records of a reply to the opening query: who the client is and what it can do."""
     properties = client.get_properties(config)
-    properties["client"] = identity(context)
+    properties[CLIENT] = identity(context)
     properties[CAPABILITIES] = " ".join((*client.offers, *client.exchanges))
     return {"properties": ConfigRecord(properties)}
 
@@ -141,7 +147,7 @@ def _train(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[str, 
     named = dict(zip(names, values, strict=True))
     return {
         "arrays": to_record(named),
-        "metrics": to_metrics({"num-examples": num_examples, **metrics}),
+        "metrics": to_metrics({NUM_EXAMPLES: num_examples, **metrics}),
     }
 
 
@@ -150,10 +156,10 @@ def _evaluate(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[st
     sample there is no loss."""
     started = time.monotonic()
     loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
-    metrics["seconds"] = time.monotonic() - started
-    scores: dict[str, float] = {"num-examples": num_examples}
+    metrics[SECONDS] = time.monotonic() - started
+    scores: dict[str, float] = {NUM_EXAMPLES: num_examples}
     if num_examples:
-        scores["loss"] = loss
+        scores[LOSS] = loss
     return {"metrics": to_metrics(scores | metrics)}
 
 
@@ -173,11 +179,11 @@ def identity(context: Context) -> int:
 
 def reason_of(error: Exception | SystemExit, context: Context) -> str:
     """What the server may know of a client's error: under privacy no message and no code."""
-    config = {**context.run_config, **context.node_config}
+    settings = {**context.run_config, **context.node_config}
     has_policy = any(key.startswith("dp-") for key in context.node_config)
-    has_dp = config.get("dp", "none") != "none"
+    has_dp = settings.get("dp", "none") != "none"
     private_descriptors = any(
-        value for key, value in config.items() if key.endswith("descriptor-epsilon")
+        value for key, value in settings.items() if key.endswith("descriptor-epsilon")
     )
     return described(error, private=has_policy or has_dp or private_descriptors)
 

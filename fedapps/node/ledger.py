@@ -31,7 +31,7 @@ from clients.core.privacy import (
     promised_multiplier,
     settings_of,
 )
-from clients.core.protocol import RUN_TOKEN
+from clients.core.protocol import NUM_EXAMPLES, RUN_TOKEN
 from fedapps.common.errors import Refusal
 from fedapps.files import locked, write_arrays
 from fedapps.node.bridge import is_simulated
@@ -179,7 +179,7 @@ def guarded(message: Message, context: Context, call_next: ClientAppCallable) ->
                 write_ledger(context, ledger, answer)
     # As in `private`: the number of samples is not revealed.
     content = RecordDict({"arrays": to_record(answer)})
-    content["metrics"] = MetricRecord({"num-examples": 1})
+    content["metrics"] = MetricRecord({NUM_EXAMPLES: 1})
     return Message(content, reply_to=message)
 
 

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from clients.core.arrays import from_record, to_record
 from clients.core.client import Client
+from clients.core.protocol import METHOD, SERVE
 from fedapps.building import Builder, build_strategy, method_model, shared_of
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
@@ -182,7 +183,7 @@ def restore_strategy(run: FinishedRun, grid: Grid) -> PersonalizedStrategy:
         privacy=None,
     )
     shared = shared_of(network, run.method, settings(config, run.method))
-    strategy.open(grid, to_record(shared), {"method": run.method})
+    strategy.open(grid, to_record(shared), {METHOD: run.method})
     return strategy
 
 
@@ -190,7 +191,7 @@ def restore_strategy(run: FinishedRun, grid: Grid) -> PersonalizedStrategy:
 def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str]:
     """Send nodes their models; returns the reason for each client without one, by client."""
     payloads = strategy.personalize(strategy.arrays, nodes)
-    served = {update.node.client for update in strategy.exchange("query.serve", payloads)}
+    served = {update.node.client for update in strategy.exchange(SERVE, payloads)}
     reasons = {}
     for node in nodes:
         if node.client in served:

@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from clients.core.client import Client
-from clients.core.protocol import RUN_TOKEN
+from clients.core.protocol import AGAIN, METHOD, RUN_TOKEN
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
 from fedapps.service.delivery import REPORT, PersonalizationResult, served
@@ -52,7 +52,7 @@ def wants(message: Message, context: Context) -> Message:
     file = _state_dir(context) / REPORT
     config, _ = unpack(message.content)
     wanted = True
-    if file.is_file() and not config.get("again"):
+    if file.is_file() and not config.get(AGAIN):
         # The last model's report names its run and its data.
         report = json.loads(file.read_text("utf-8"))
         wanted = report["run"] != card.run or report["data"] != inputs.digest()
@@ -72,7 +72,7 @@ def served_by(
 
     Raises ValueError for a training client whose personal part is not on this node."""
     config, arrays = unpack(message.content)
-    method = str(config["method"])
+    method = str(config[METHOD])
     client = make(context, method)
     client.state = load_state(context, method, client, str(config.get(RUN_TOKEN, "")))
     if not client.share.novel and client.lacks_state(arrays):

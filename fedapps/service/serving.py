@@ -10,6 +10,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from clients.core.arrays import Arrays
+from clients.core.protocol import AGAIN, WANTED, WANTS
 from fedapps.service.finished_run import FinishedRun, hand_out, restore_strategy
 from fedapps.settings.config import Config
 from strategies.core.replies import Node
@@ -90,7 +91,7 @@ def nodes_wanting_model(
     for payloads, repeated in ((first_time, False), (once_more, True)):
         if not payloads:
             continue
-        for reply in strategy.exchange("query.wants", payloads, {"again": repeated}):
-            if reply.metrics.get("wants"):
+        for reply in strategy.exchange(WANTS, payloads, {AGAIN: repeated}):
+            if reply.metrics.get(WANTED):
                 wanting.append(reply.node)
     return sorted(wanting)

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from flwr.common.logger import log
 
 from clients.core.arrays import Arrays
-from clients.core.protocol import ENCODING, SHAPE, STATISTICS, SUMS
+from clients.core.protocol import ENCODING, NUM_EXAMPLES, SHAPE, STATISTICS, SUMS
 from partitions.datasets.shared_encoding import Sent, SharedEncoding, agreeing, learnt
 from partitions.datasets.statistics_reading import read_encoding
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
-from strategies.core.replies import EXAMPLES, Node, Requirement, Update
+from strategies.core.replies import Node, Requirement, Update
 
 COVERED = "sums over the columns of training rows"  # what privacy would have to cover
 DIFFERS = "columns"  # cause of refusal: a client has other columns than most
@@ -134,7 +134,7 @@ def _sent(update: Update, strategy: Asking) -> Sent:
     weight = 1.0
     if strategy.privacy is not None:
         weight = 1 / statistics.rows
-    elif strategy.weighted_by_key == EXAMPLES and update.num_examples < statistics.rows:
+    elif strategy.weighted_by_key == NUM_EXAMPLES and update.num_examples < statistics.rows:
         weight = update.num_examples / statistics.rows
     name = "a client" if strategy.messenger.hides_participants else f"client {update.node.client}"
     return Sent(name, statistics, weight)

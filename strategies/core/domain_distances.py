@@ -13,6 +13,7 @@ from torch import nn
 
 from clients.core.arrays import Arrays
 from clients.core.optimizers import Adam
+from clients.core.protocol import DOMAIN, INPUT_SIZE, SIDE
 from strategies.core.replies import most_common
 from strategies.core.round_state import Request
 
@@ -29,7 +30,7 @@ def a_distances(exchanges: Exchanges, novel: Nodes, training: Nodes) -> np.ndarr
     The distance itself is at least 0; an estimate for inputs that cannot be distinguished is below
     0 as often as above, because err is of few held-out inputs. Inputs have the size that is most
     common among the clients' properties ``input-size``."""
-    sizes = most_common([*novel, *training], "input-size")
+    sizes = most_common([*novel, *training], INPUT_SIZE)
     if sizes is None:
         return np.full((len(novel), len(training)), np.nan)
     input_size = sizes[0]
@@ -72,7 +73,7 @@ def _request(nodes: Nodes, weights: np.ndarray, label: int) -> Request:
     for node, rows in zip(nodes, weights, strict=True):
         payloads[node] = {"weights": rows}
         like[node] = {"gradient": rows, "error": rows[:, 0]}
-    return Request("query.domain", payloads, {"side": label}, like)
+    return Request(DOMAIN, payloads, {SIDE: label}, like)
 
 
 def _fill(by_node: np.ndarray, nodes: Nodes, updates: list[Any], entry: str) -> None:

@@ -14,8 +14,17 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from clients.core.outputs import determination
-from clients.core.protocol import FEW_SAMPLES
+from clients.core.protocol import (
+    COUNTS,
+    FEW_SAMPLES,
+    HEAD,
+    LOSS,
+    SECONDS,
+    TRAINING_ERROR,
+    VALUE_SUMS,
+)
 from fedapps.common.tasks import TASKS, reported_name
+from partitions.shares import SUB_POPULATION
 from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Update
 from strategies.core.strategy import StrategyBase
@@ -24,11 +33,11 @@ from strategies.core.strategy import StrategyBase
 LABELS = [0, 0, 1, 1]
 PREDICTIONS = [0, 1, 0, 1]
 # The sample count of a score, where it is not that of the reply.
-EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "test-rmse", "training-error")}
+EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "test-rmse", TRAINING_ERROR)}
 # Sums of a reply from which R² over all samples follows, by its name.
-R2 = {f"{prefix}r2": f"{prefix}value-sums" for prefix in ("", "global-", "test-")}
+R2 = {f"{prefix}r2": f"{prefix}{VALUE_SUMS}" for prefix in ("", "global-", "test-")}
 # Numbers of a reply whose mean over clients says nothing.
-NO_MEAN = {"sub-population", "head", "counts", "seconds", *EXAMPLES.values(), *R2.values()}
+NO_MEAN = {SUB_POPULATION, HEAD, COUNTS, SECONDS, *EXAMPLES.values(), *R2.values()}
 MAIN_SCORES = {task.main.name for task in TASKS.values()}
 TRIMMED = 0.1  # share of clients at each end that `trimmed` leaves out
 
@@ -242,9 +251,9 @@ def f1_scores(updates: Sequence[Update]) -> dict[str, float]:
     for role, group in by_role(updates):
         counts: dict[int, list[np.ndarray]] = defaultdict(list)  # of users, by sub-population
         for update in group:
-            if {"counts", "sub-population"} <= update.metrics.keys():
-                user_counts = np.asarray(update.metrics["counts"])
-                counts[update.metrics["sub-population"]].append(user_counts)
+            if {COUNTS, SUB_POPULATION} <= update.metrics.keys():
+                user_counts = np.asarray(update.metrics[COUNTS])
+                counts[update.metrics[SUB_POPULATION]].append(user_counts)
         if not counts:
             continue
         f1: dict[int, float] = {}
@@ -278,7 +287,7 @@ def train_means(updates: Sequence[Update]) -> dict[str, float]:
     """The mean of each number but the loss over the clients whose train reply has it."""
     result: dict[str, float] = {}
     for name in _metric_names(updates):
-        if name == "loss":
+        if name == LOSS:
             continue
         values = [update.metrics[name] for update in updates if name in update.metrics]
         result[name] = float(np.mean(values))
@@ -289,7 +298,7 @@ def losses(updates: Sequence[Update]) -> list[float]:
     """The training losses in the replies."""
     values = []
     for update in updates:
-        loss = update.metrics.get("loss", update.foreign_metrics.get("loss"))
+        loss = update.metrics.get(LOSS, update.foreign_metrics.get(LOSS))
         if isinstance(loss, float | int):  # a foreign client may send a list
             values.append(loss)
     return values

@@ -24,8 +24,8 @@ from functools import lru_cache
 import numpy as np
 
 from clients.core.arrays import Arrays, as_type, is_counter, is_statistic
-from clients.core.protocol import DOMAIN
-from strategies.core.replies import EXAMPLES, Node, Update, finite
+from clients.core.protocol import DOMAIN, LOSS, NUM_EXAMPLES
+from strategies.core.replies import Node, Update, finite
 
 ABSURD = 1000.0  # ratio of a norm to the usual norm; a reply beyond it is refused
 LARGEST = 1e18  # norm; larger squares overflow in float32
@@ -40,7 +40,7 @@ MIN_REPLIES_FOR_QUARTILE = 3
 MAX_QUARTILE_RATIO = 4.0
 
 # Ratio of the largest value to the upper quartile.
-METRIC_LIMITS = {"risk": 2.0, "loss": 100.0}
+METRIC_LIMITS = {"risk": 2.0, LOSS: 100.0}
 # Replies that affect their sender alone: no other client's model depends on them.
 SEPARATE = (DOMAIN, "query.describe", "query.export")
 
@@ -65,8 +65,8 @@ def usual_count(updates: Sequence[Update], nodes: Iterable[Node]) -> float:
     Without any such count it is that of the replies' counts."""
     counts: list[float] = []
     for node in nodes:
-        if EXAMPLES in node.properties:
-            counts.append(node.properties[EXAMPLES])
+        if NUM_EXAMPLES in node.properties:
+            counts.append(node.properties[NUM_EXAMPLES])
     if not counts:
         counts = [update.num_examples for update in updates]
     return max(1, lower_quantile(counts))

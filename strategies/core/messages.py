@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from clients.core.arrays import Arrays, filled, num_bytes, to_record
-from clients.core.protocol import SAVE_STATE
+from clients.core.protocol import NUM_EXAMPLES, SAVE_STATE
 from fedapps.common.errors import bounded, brief, cause_of
 from strategies.core.limits import (
     MIN_REPLIES_FOR_NORMS,
@@ -25,7 +25,7 @@ from strategies.core.limits import (
     usual_count,
 )
 from strategies.core.privacy import Privacy
-from strategies.core.replies import EXAMPLES, NOT_FINITE, Node, Requirement, Update
+from strategies.core.replies import NOT_FINITE, Node, Requirement, Update
 from strategies.core.reply_checks import read_reply
 from strategies.core.round_state import Request, Round
 
@@ -267,7 +267,7 @@ class Messenger:
         # The count that a client gave when it joined is a measure only if sample counts are the
         # weights.
         joined: list[Node] = []
-        if strategy.weighted_by_key == EXAMPLES:
+        if strategy.weighted_by_key == NUM_EXAMPLES:
             joined = [node for node in strategy.nodes if not node.novel]
         return strategy.max_examples_ratio * usual_count(updates, joined)
 

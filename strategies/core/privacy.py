@@ -24,11 +24,11 @@ from clients.core.privacy import (
     EVERYTHING,
     GENERATORS,
     MODES,
-    NOISE,
     clipped,
     generator,
     noised,
 )
+from clients.core.protocol import LOCAL_NOISE
 from fedapps.common.settings import NONNEGATIVE, Configured, setting
 from strategies.core.accountant import central_epsilon, local_epsilon, local_loss, multiplier
 from strategies.core.replies import Node, Update
@@ -175,7 +175,7 @@ class Privacy(Configured):
 
     def settings(self) -> dict[str, Any]:
         """Entries of every train message's config."""
-        return {NOISE: self.z * self.clip} if self.mode == "local" else {}
+        return {LOCAL_NOISE: self.z * self.clip} if self.mode == "local" else {}
 
     def admit(self, what: str) -> None:
         """Record that clients send `what` without noise, which ε does not cover.

@@ -18,7 +18,6 @@ from clients.core.arrays import Arrays
 from clients.core.protocol import CAPABILITIES, UNLABELED
 from fedapps.common.errors import bounded
 
-EXAMPLES = "num-examples"
 NOT_FINITE = "not-finite"  # cause of refusal: an array holds NaN or infinity
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
 

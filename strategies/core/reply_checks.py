@@ -18,10 +18,26 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from clients.core.arrays import Arrays, from_record
-from clients.core.protocol import CAPABILITIES, SUMS, UNLABELED
+from clients.core.protocol import (
+    CAPABILITIES,
+    CLIENT,
+    COUNTS,
+    HEAD,
+    INPUT_SIZE,
+    LOSS,
+    MODEL,
+    NOVEL,
+    NUM_EXAMPLES,
+    SECONDS,
+    START_ERROR,
+    SUMS,
+    TRAINING_ERROR,
+    UNLABELED,
+    VALUE_SUMS,
+)
 from partitions.datasets.statistics_reading import read_statistics
+from partitions.shares import SUB_POPULATION
 from strategies.core.replies import (
-    EXAMPLES,
     LACKS,
     Node,
     Requirement,
@@ -107,36 +123,36 @@ def sums(value: Any) -> list[float]:
 SAMPLES = integer(0, 10**9)
 READERS: dict[str, Reader] = {
     CAPABILITIES: text,
-    "error": text,
-    "client": integer(0, 2**64 - 1),
-    "novel": boolean,
+    START_ERROR: text,
+    CLIENT: integer(0, 2**64 - 1),
+    NOVEL: boolean,
     UNLABELED: boolean,
-    "model": text,
-    "num-examples": SAMPLES,
-    "input-size": integer(1, 10**9),
+    MODEL: text,
+    NUM_EXAMPLES: SAMPLES,
+    INPUT_SIZE: integer(1, 10**9),
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),
-    "sub-population": integer(0, 10**6),
-    "head": integer(0, 10**6),
-    "counts": counts,
-    "loss": number(),
+    SUB_POPULATION: integer(0, 10**6),
+    HEAD: integer(0, 10**6),
+    COUNTS: counts,
+    LOSS: number(),
     "risk": number(),
     "macro-f1": number(0, 1),
     "micro-f1": number(0, 1),
     "global-macro-f1": number(0, 1),
     "mae": number(0),
     "r2": number(high=1),
-    "training-error": number(0, 1),
+    TRAINING_ERROR: number(0, 1),
     **{f"{prefix}accuracy": number(0, 1) for prefix in PREFIXES},
     **{f"{prefix}rmse": number(0) for prefix in PREFIXES},
-    **{f"{prefix}value-sums": sums for prefix in PREFIXES},
+    **{f"{prefix}{VALUE_SUMS}": sums for prefix in PREFIXES},
     "test-accuracy-examples": SAMPLES,
     "test-rmse-examples": SAMPLES,
-    "training-error-examples": SAMPLES,
+    f"{TRAINING_ERROR}-examples": SAMPLES,
     SUMS: read_statistics,
     "dp-sigma": number(0),
-    "seconds": number(0),
+    SECONDS: number(0),
 }
 
 
@@ -145,7 +161,7 @@ def read_reply(
     node: Node,
     like: Arrays | None,
     train: bool,
-    weighted_by: str = EXAMPLES,
+    weighted_by: str = NUM_EXAMPLES,
     requires: Requirement | None = None,
 ) -> tuple[Update | None, str, str]:
     """A reply as an update and two empty texts; or None, the cause and the detail of its refusal.
@@ -195,9 +211,9 @@ def _unchecked_update(
         metrics = checked_values(values)
     weight = metrics.pop(weighted_by, values.get(weighted_by, 0))
     num_examples = checked_weight(weight, weighted_by)
-    if weighted_by == EXAMPLES:
+    if weighted_by == NUM_EXAMPLES:
         # At most the count that the client gave when it joined.
-        num_examples = min(num_examples, node.properties.get(EXAMPLES, num_examples))
+        num_examples = min(num_examples, node.properties.get(NUM_EXAMPLES, num_examples))
     return Update(
         node, arrays, num_examples, metrics, foreign_metrics, not_finite=not_finite(values)
     )

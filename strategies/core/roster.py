@@ -21,7 +21,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from clients.core.protocol import CAPABILITIES
+from clients.core.protocol import CAPABILITIES, CLIENT, MODEL, NOVEL, START_ERROR
 from fedapps.common.errors import brief
 from strategies.core.replies import LACKS, Node, Requirement, error_of, has_raised
 from strategies.core.reply_checks import checked_values, raw_values
@@ -120,7 +120,7 @@ class Roster:
                 raise self._too_few(nodes, refusals, grid)
             time.sleep(POLL_SECONDS)
         if self.only_model:
-            nodes = [node for node in nodes if node.properties.get("model") == self.only_model]
+            nodes = [node for node in nodes if node.properties.get(MODEL) == self.only_model]
         return nodes
 
     def _remove_absent(self, ids: Collection[int]) -> None:
@@ -207,7 +207,7 @@ class Roster:
             node = self._identified(reply, node_id)
             if node is None:
                 continue
-            if "client" in node.properties:
+            if CLIENT in node.properties:
                 self._admit(node)
             else:
                 without_client_id.append(node)
@@ -230,10 +230,10 @@ class Roster:
         except Exception as error:  # whatever a client's bytes raise, only its node is refused
             self._refuse(node_id, "malformed", str(error))
             return None
-        if "error" in values:
-            self._refuse(node_id, "error", values["error"])
+        if START_ERROR in values:
+            self._refuse(node_id, "error", values[START_ERROR])
             return None
-        return Node(values.get("client", node_id), node_id, values.get("novel", False), values)
+        return Node(values.get(CLIENT, node_id), node_id, values.get(NOVEL, False), values)
 
     def _admit(self, node: Node) -> None:
         """Admit a node, unless it offers too little or contradicts an earlier identity."""
@@ -247,7 +247,7 @@ class Roster:
                 detail = f"it says {_identity(node)} where {_identity(before)} was said before"
                 self._refuse(node.id, "identity", detail)
                 return
-        properties = {name: value for name, value in node.properties.items() if name != "client"}
+        properties = {name: value for name, value in node.properties.items() if name != CLIENT}
         key = repr(sorted(properties.items()))
         node = replace(node, properties=self._properties.setdefault(key, properties))
         self._cached_holders = None

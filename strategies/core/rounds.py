@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import Result
 
 from clients.core.arrays import Arrays, num_bytes, settled, to_record
 from clients.core.privacy import EVERYTHING
-from clients.core.protocol import RUN_TOKEN
+from clients.core.protocol import BOUND, RUN_TOKEN, SECONDS, SELECTED_SCORE
 from fedapps.common.tasks import AUTO
 from strategies.core.evaluation import (
     MAIN_SCORES,
@@ -498,9 +498,9 @@ class PersonalizedStrategy(StrategyBase):
         now.payloads = {node: arrays for node, arrays in payloads.items() if node.novel}
         entries = dict(config) | self.message_config()
         if self.report_generalization_bound:
-            entries["bound"] = True
+            entries[BOUND] = True
         if self.selection_metric not in (AUTO, *MAIN_SCORES):
-            entries["select"] = self.selection_metric
+            entries[SELECTED_SCORE] = self.selection_metric
         now.sent = self.messenger.messages("evaluate", payloads, ConfigRecord(entries))
         return [message for message, _ in now.sent]
 
@@ -572,8 +572,8 @@ class PersonalizedStrategy(StrategyBase):
         sent = now.payloads
         client_seconds = []
         for update in updates:
-            if update.node.novel and "seconds" in update.metrics:
-                client_seconds.append(update.metrics["seconds"])
+            if update.node.novel and SECONDS in update.metrics:
+                client_seconds.append(update.metrics[SECONDS])
         if not sent or not client_seconds:
             return
         cost = now.personalization_cost

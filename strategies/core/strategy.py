@@ -20,7 +20,14 @@ from flwr.serverapp.strategy import Strategy
 
 from clients.core.arrays import Arrays
 from clients.core.optimizers import Optimizer
-from clients.core.protocol import LR_FACTOR, RUN_TOKEN, SELECT, lr_factor
+from clients.core.protocol import (
+    LR_FACTOR,
+    NUM_EXAMPLES,
+    RUN_TOKEN,
+    SELECT,
+    SERVER_ROUND,
+    lr_factor,
+)
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
 from strategies.core.column_encoder import ColumnEncoder
@@ -30,7 +37,7 @@ from strategies.core.latency import Latency
 from strategies.core.messages import Messenger
 from strategies.core.privacy import Privacy
 from strategies.core.repeated_runs import Construction, Rebuilding
-from strategies.core.replies import EXAMPLES, Node, Requirement, Update
+from strategies.core.replies import Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round_state import Request, Round
 
@@ -208,7 +215,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         saved_rounds: int = 0,
         min_train_nodes: int = 1,
         min_evaluate_nodes: int = 1,
-        weighted_by_key: str = EXAMPLES,
+        weighted_by_key: str = NUM_EXAMPLES,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
         train_metrics_aggr_fn: Aggregate | None = None,
@@ -349,7 +356,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
 
     def message_config(self) -> dict[str, Any]:
         """Entries of the config of every message in the present round."""
-        config: dict[str, Any] = {"server-round": self.round, RUN_TOKEN: self.token}
+        config: dict[str, Any] = {SERVER_ROUND: self.round, RUN_TOKEN: self.token}
         if self.lr_decay < 1:
             config[LR_FACTOR] = self.decay
         if self.column_encoder is not None:

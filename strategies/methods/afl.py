@@ -13,6 +13,7 @@ import numpy as np
 
 from clients.core.arrays import Arrays
 from clients.core.simplex import project
+from clients.methods.afl import RISK
 from fedapps.common.settings import RATE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.limits import bounded_weights
@@ -27,7 +28,7 @@ class AFL(PersonalizedStrategy):
     requires = Requirement(
         "afl",
         "tell `risk`, their loss at the weights that they were sent",
-        metrics=("risk",),
+        metrics=(RISK,),
         fallback="the unweighted mean of the clients' models",
     )
 
@@ -52,7 +53,7 @@ class AFL(PersonalizedStrategy):
         """λ_S ← Π(λ_S + γ_λ L_S(w)) over the clients S whose risk is a finite number."""
         risks = {}
         for update in updates:
-            risk = update.metrics.get("risk", np.nan)
+            risk = update.metrics.get(RISK, np.nan)
             if np.isfinite(risk):
                 risks[update.node.client] = risk
         if not risks:

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from clients.core.arrays import Arrays
-from clients.methods.fedmd import FLOAT16
+from clients.methods.fedmd import CLASSES, FLOAT16, PUBLIC_SAMPLES
 from strategies.core.replies import Requirement, Update, most_common
 from strategies.core.rounds import PersonalizedStrategy
-
-CLASSES = "classes"  # properties of a client
-SAMPLES = "public-samples"
 
 
 class FedMD(PersonalizedStrategy):
@@ -47,7 +44,7 @@ class FedMD(PersonalizedStrategy):
 
     def expected(self, sent: Arrays) -> Arrays | None:
         """Logits (m, C) for each set, with the most common m and C of training clients."""
-        shape = most_common(self.training_nodes(), SAMPLES, CLASSES)
+        shape = most_common(self.training_nodes(), PUBLIC_SAMPLES, CLASSES)
         if shape is None:
             raise RuntimeError(
                 "no client sent the shape of its public logits; FedMD needs its own clients"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from clients.core.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.core.optimizers import Optimizer
 from clients.core.privacy import DP_GENERATOR
-from clients.methods.odpfl_hn import DESCRIPTOR, DESCRIPTOR_DELTA, DESCRIPTOR_EPSILON
+from clients.methods.odpfl_hn import DESCRIPTOR, DESCRIPTOR_DELTA, DESCRIPTOR_EPSILON, SIGMA
 from clients.methods.pfedhn import NOVEL_ROUNDS
 from fedapps.common.settings import RATE, ROUNDS, SHARE, setting
 from strategies.core.aggregation import mean
@@ -322,8 +322,8 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
         ):
             e = torch.from_numpy(update.arrays[DESCRIPTOR].copy())
             descriptors[update.node] = e.requires_grad_(not self.two_phase)
-            if "dp-sigma" in update.metrics:
-                self.sigmas.append(update.metrics["dp-sigma"])
+            if SIGMA in update.metrics:
+                self.sigmas.append(update.metrics[SIGMA])
         return descriptors
 
     def _update_descriptor_statistics(self) -> None:

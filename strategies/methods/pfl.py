@@ -15,7 +15,8 @@ from torch import nn
 
 from clients.core.arrays import Arrays, prefixed
 from clients.core.optimizers import Optimizer
-from clients.methods.pfl import BASE, HEAD
+from clients.core.protocol import DOMAIN
+from clients.methods.pfl import BASE, HEAD, UNTRAINED
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 from strategies.core.domain_distances import a_distances
@@ -137,7 +138,7 @@ class PFL(PersonalizedStrategy):
         sent = self._present_trainer().personalize(arrays, self.training_nodes())
         like = dict.fromkeys(sent, self.initial_model)
         updates = self.exchange("query.export", sent, like=like)
-        trained = [update for update in updates if not update.metrics.get("untrained")]
+        trained = [update for update in updates if not update.metrics.get(UNTRAINED)]
         models: Arrays = {}
         for update in trained or updates:
             models |= prefixed(str(update.node.client), update.arrays)
@@ -178,7 +179,7 @@ class PFLNearest(PFL):
     requires = Requirement(
         "pfl-nearest",
         "answer `query.export` and `query.domain`, which compares inputs",
-        offers=("query.export", "query.domain"),
+        offers=("query.export", DOMAIN),
         fallback="its base with nothing personal: FedAvg, or PFedHN",
     )
 

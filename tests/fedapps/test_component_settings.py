@@ -11,7 +11,8 @@ from torch import nn
 
 import fedapps
 from clients.core.arrays import from_record
-from fedapps.component_settings import GIVEN, OF_SERVER, of_client, of_server
+from clients.core.protocol import APP_SETTINGS
+from fedapps.component_settings import OF_SERVER, of_client, of_server
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.settings.sections import common, of_method, of_partitions
@@ -250,7 +251,7 @@ def test_every_setting_reaches_the_strategy_or_is_refused(method, monkeypatch):
             assert key in str(error) or name in str(error), (key, error)
             continue
         carried += 1
-        assert f'"{key}"' in strategy.common_config[GIVEN]
+        assert f'"{key}"' in strategy.common_config[APP_SETTINGS]
         if name in type(strategy).declared:
             assert getattr(strategy, name) == value, key
     assert carried > 20
@@ -290,7 +291,7 @@ def test_every_setting_reaches_the_client_or_is_refused(method, monkeypatch):
             public=lambda: torch.rand(4, 1, 8, 8), **{name: value},
         )  # fmt: skip
         grid = InProcessGrid(app, {}, [{"partition-id": 0}])
-        reply = query(grid, {GIVEN: "{}", "method": method})
+        reply = query(grid, {APP_SETTINGS: "{}", "method": method})
         if not found:
             assert "error" in reply, (key, reply)
             continue

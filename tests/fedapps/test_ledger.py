@@ -21,7 +21,7 @@ import fedapps
 import partitions
 from clients.core import privacy
 from clients.core.arrays import from_record, to_record
-from clients.core.privacy import NOISE
+from clients.core.protocol import LOCAL_NOISE
 from fedapps.building import shared_arrays
 from fedapps.clientapp import app, host
 from fedapps.engines.hosting import TABLE, pack
@@ -55,7 +55,7 @@ def noise_of(config):
 
 @cache
 def _noise_of(**got):
-    return Privacy(**got).settings().get(NOISE, 0.0)
+    return Privacy(**got).settings().get(LOCAL_NOISE, 0.0)
 
 
 def node(place, folder=None, client_app=app, **changes):
@@ -69,7 +69,7 @@ def ask(grid, action="train", **got):
     config = next(iter(grid.contexts.values())).run_config
     said = {"method": "fedavg", "server-round": 1, "run-token": "a"}
     if action == "train":
-        said[NOISE] = noise_of(config) if NOISE not in got else got[NOISE]
+        said[LOCAL_NOISE] = noise_of(config) if LOCAL_NOISE not in got else got[LOCAL_NOISE]
     content = {"arrays": to_record(START), "config": ConfigRecord(said | got)}
     (reply,) = grid.send_and_receive([Message(RecordDict(content), 1, action)])
     return reply
@@ -133,7 +133,7 @@ def test_a_run_cannot_raise_what_it_promised(places, change, tmp_path):
 
 
 def test_a_run_that_lowers_its_promise_keeps_the_lower_one(places, tmp_path):
-    noise = {NOISE: 1000.0}
+    noise = {LOCAL_NOISE: 1000.0}
     assert answer_of(ask(node(places[0], tmp_path), **noise))
     low = {"dp-epsilon": 0.05, "rounds": 1}
     assert answer_of(ask(node(places[0], tmp_path, **low), **noise, **{"server-round": 2}))
@@ -144,7 +144,7 @@ def test_a_run_that_lowers_its_promise_keeps_the_lower_one(places, tmp_path):
 def test_a_run_that_began_with_local_privacy_ends_neither_that_nor_what_it_covers(places, tmp_path):
     assert answer_of(ask(node(places[0], tmp_path)))
     for change in ({"dp": "none", "dp-epsilon": 0.0}, {"dp": "central"}):
-        got = ask(node(places[0], tmp_path, **change), **{NOISE: 0.0}).error.reason
+        got = ask(node(places[0], tmp_path, **change), **{LOCAL_NOISE: 0.0}).error.reason
         assert "but 'local' is what this run began with" in got
     assert "is not covered" in ask(node(places[0], tmp_path), "evaluate").error.reason
     later = node(places[0], tmp_path, **{"dp-covers": "model-updates"})
@@ -209,15 +209,19 @@ def test_no_answer_leaves_before_it_is_written(places, tmp_path, monkeypatch):
     ("change", "got", "why"),
     [
         ({"dp": "none", "dp-epsilon": 0.0}, {}, "'local' is this node's own policy"),
-        ({"dp": "central"}, {NOISE: 9.0}, "'local' is this node's own policy"),
+        ({"dp": "central"}, {LOCAL_NOISE: 9.0}, "'local' is this node's own policy"),
         ({"dp-generator": "seeded"}, {}, "this node draws noise by 'system'"),
-        ({"dp-clip": -1.0}, {NOISE: 1e-9}, "promises no privacy"),
-        ({"dp-clip": math.nan}, {NOISE: 1e-9}, "promises no privacy"),
-        ({"dp-epsilon": 0.0}, {NOISE: 1e-9}, "promises no privacy"),
-        ({"dp-epsilon": -3.0, "dp-noise-multiplier": 1.0}, {NOISE: 9.0}, "promises no privacy"),
-        ({}, {NOISE: math.nan}, "the server asked for noise of nan"),
-        ({}, {NOISE: math.inf}, "the server asked for noise of inf"),
-        ({}, {NOISE: -9.0}, "the server asked for noise of -9"),
+        ({"dp-clip": -1.0}, {LOCAL_NOISE: 1e-9}, "promises no privacy"),
+        ({"dp-clip": math.nan}, {LOCAL_NOISE: 1e-9}, "promises no privacy"),
+        ({"dp-epsilon": 0.0}, {LOCAL_NOISE: 1e-9}, "promises no privacy"),
+        (
+            {"dp-epsilon": -3.0, "dp-noise-multiplier": 1.0},
+            {LOCAL_NOISE: 9.0},
+            "promises no privacy",
+        ),
+        ({}, {LOCAL_NOISE: math.nan}, "the server asked for noise of nan"),
+        ({}, {LOCAL_NOISE: math.inf}, "the server asked for noise of inf"),
+        ({}, {LOCAL_NOISE: -9.0}, "the server asked for noise of -9"),
     ],
 )
 def test_no_run_weakens_a_policy(places, change, got, why, tmp_path):
@@ -253,7 +257,7 @@ def test_the_smaller_clip_holds(places, own, of_run, norm, tmp_path, monkeypatch
     """Without its noise the change has that norm. μ² is that of (2 · norm / σ)²."""
     monkeypatch.setattr(privacy, "noised", lambda arrays, *_: arrays)
     grid = node(places[0] | {"dp-clip": own}, tmp_path, lr=5.0, **{"dp-clip": of_run})
-    trained = from_record(ask(grid, **{NOISE: 4.0}).content["arrays"])
+    trained = from_record(ask(grid, **{LOCAL_NOISE: 4.0}).content["arrays"])
     square = sum(((a - START[name].astype(float)) ** 2).sum() for name, a in trained.items())
     assert square**0.5 == pytest.approx(norm, rel=1e-3)
     assert counted(tmp_path) == pytest.approx((2 * norm / 4) ** 2)
@@ -264,7 +268,7 @@ def test_a_policy_holds_in_an_app_of_ones_own(places):
         "fedavg", model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), data=lambda _: None
     )
     grid = InProcessGrid(own, {}, [{"dp": "local"}])
-    assert "'local' is this node's own policy" in ask(grid, **{NOISE: 1.0}).error.reason
+    assert "'local' is this node's own policy" in ask(grid, **{LOCAL_NOISE: 1.0}).error.reason
 
 
 def test_one_users_data_are_not_asked_under_many_numbers(places, tmp_path):
@@ -355,7 +359,7 @@ def test_no_sequence_of_messages_gets_more_than_the_nodes_epsilon(
             if not (promised["dp-epsilon"] or promised["dp-noise-multiplier"]):
                 promised["dp-epsilon"] = 1.0
             asked = message["noise"] * noise_of(promised)
-            reply = ask(grid, message["action"], **got, **{NOISE: asked})
+            reply = ask(grid, message["action"], **got, **{LOCAL_NOISE: asked})
             if message["action"] in ("evaluate", "train.set_state"):
                 assert reply.has_error()
             elif message["action"] == "train" and not reply.has_error():

@@ -18,7 +18,7 @@ from small_runs import SMALL, UNUSUAL, Cut, bits, cut_before, left
 
 import partitions
 from clients.core.arrays import from_record, to_record
-from clients.core.privacy import NOISE
+from clients.core.protocol import LOCAL_NOISE
 from fedapps.building import method_model
 from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid, Simulated, with_ids
@@ -379,7 +379,7 @@ def test_a_real_node_whose_code_started_ray_counts_what_it_gives(actors, tmp_pat
     """A file with the ledger, before the client's answer leaves."""
     config = SMALL | {"dp": "local", "dp-noise-multiplier": 1.0, "rounds": 1}
     context = Context(1, 1, {"state-dir": str(tmp_path)}, RecordDict(), config)
-    arrays = {"arrays": to_record({"w": np.zeros(2)}), "config": ConfigRecord({NOISE: 9.0})}
+    arrays = {"arrays": to_record({"w": np.zeros(2)}), "config": ConfigRecord({LOCAL_NOISE: 9.0})}
     (message,) = with_ids([Message(RecordDict(arrays), 1, "train")])
     moved = {"arrays": to_record({"w": np.ones(2)}), "metrics": MetricRecord({"num-examples": 3})}
     reply = guarded(message, context, lambda m, c: Message(RecordDict(moved), reply_to=m))

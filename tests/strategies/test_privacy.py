@@ -9,7 +9,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
 
 from clients.core.arrays import from_record, to_record
-from clients.core.privacy import NOISE, SystemGenerator, clipped, private
+from clients.core.privacy import SystemGenerator, clipped, private
+from clients.core.protocol import LOCAL_NOISE
 from strategies.core import accountant
 from strategies.core.accountant import central_epsilon, local_epsilon
 from strategies.core.privacy import Privacy, checked
@@ -68,7 +69,7 @@ def test_counters_leave_no_private_client(dp, monkeypatch):
     The counter returns as it was sent, 1. Names and dtypes are kept."""
     monkeypatch.setattr("clients.core.privacy.noised", lambda arrays, *_: arrays)
     change = {"w": np.array([0.3, 0.4]), "n": np.array(20)}
-    reply = from_record(replied("train", change, {NOISE: 1.0}, dp)["arrays"])
+    reply = from_record(replied("train", change, {LOCAL_NOISE: 1.0}, dp)["arrays"])
     assert list(reply) == ["w", "n"] and reply["n"].dtype == np.int64
     assert reply["w"] - 1 == pytest.approx(change["w"]) and reply["n"].tolist() == 1
 
@@ -84,7 +85,7 @@ def test_a_server_that_sends_a_counter_as_a_float_learns_no_count(monkeypatch):
 def test_local_noise_has_the_scale_that_was_asked_for():
     """100 000 entries, σ = 0.5: chi-square limits at 1e-4 on both sides, and it is Gaussian."""
     change = {"a": np.zeros(100_000, np.float32) + np.float32(1e-9)}
-    noise = answered(change, {NOISE: 0.5}, "local")["a"]
+    noise = answered(change, {LOCAL_NOISE: 0.5}, "local")["a"]
     square = (noise / 0.5) ** 2
     low, high = stats.chi2.ppf([1e-4, 1 - 1e-4], len(noise))
     assert low < square.sum() < high
@@ -112,7 +113,7 @@ def test_system_generator_is_finite_at_both_ends(monkeypatch, byte, draw):
 def test_noise_is_that_of_one_client_in_one_round():
     """Noise that two clients shared would cancel out of their difference."""
     one, again, later, other = (
-        answered({"a": np.ones(3)}, {NOISE: 0.5, "server-round": n}, "local", client=c)[
+        answered({"a": np.ones(3)}, {LOCAL_NOISE: 0.5, "server-round": n}, "local", client=c)[
             "a"
         ].tolist()
         for c, n in ((4, 1), (4, 1), (4, 2), (5, 1))
@@ -125,11 +126,13 @@ def test_a_change_of_zeros_and_one_that_is_not_finite_leave_as_zeros():
     """A reply must not reveal that a client diverged; noise is added to these zeros."""
     for values in ([0, 0], [np.nan, 1], [np.inf, 1]):
         assert clipped({"a": np.array(values, np.float32)}, 2.0)["a"].tolist() == [0, 0]
-    noise = answered({"a": np.array([np.nan, 1])}, {NOISE: 0.5}, "local")["a"]
+    noise = answered({"a": np.array([np.nan, 1])}, {LOCAL_NOISE: 0.5}, "local")["a"]
     assert (np.isfinite(noise) & (noise != 0)).all()
 
 
-@pytest.mark.parametrize(("asked", "z"), [({}, 0.0), ({NOISE: 0.0}, 0.0), ({NOISE: 0.9}, 2.0)])
+@pytest.mark.parametrize(
+    ("asked", "z"), [({}, 0.0), ({LOCAL_NOISE: 0.0}, 0.0), ({LOCAL_NOISE: 0.9}, 2.0)]
+)
 def test_a_client_does_not_answer_a_server_that_asks_for_too_little_noise(asked, z):
     """With z = 2 and C = 0.5 the client's configuration says 1."""
     with pytest.raises(ValueError, match="the server asked for noise of"):
@@ -142,10 +145,10 @@ def test_a_client_knows_what_noise_its_epsilon_needs():
     own = {"dp-epsilon": 2.0, "dp-delta": 1e-5, "rounds": 3, "dp-clip": 0.5}
     z = accountant.multiplier(lambda z: local_epsilon(3 * (2 / z) ** 2, 1e-5), 2.0)
     for factor in (1.0, 2.0):
-        answered({"a": np.ones(1)}, {NOISE: factor * z * 0.5}, "local", **own)
+        answered({"a": np.ones(1)}, {LOCAL_NOISE: factor * z * 0.5}, "local", **own)
     for factor in (0.99, 3**-0.5):
         with pytest.raises(ValueError, match="the server asked for noise of"):
-            answered({"a": np.ones(1)}, {NOISE: factor * z * 0.5}, "local", **own)
+            answered({"a": np.ones(1)}, {LOCAL_NOISE: factor * z * 0.5}, "local", **own)
 
 
 def test_metrics_and_properties_that_tell_of_samples_stay():
@@ -275,7 +278,7 @@ def test_local_budget_is_that_of_the_user_who_was_asked_most_often():
     privacy = Privacy(dp="local", dp_noise_multiplier=4.0, dp_clip=0.5)
     for asked in ([0, 1], [1], [2, 1]):
         privacy.spend([Node(i, 50 + i) for i in asked])
-    assert privacy.settings() == {NOISE: 2.0}
+    assert privacy.settings() == {LOCAL_NOISE: 2.0}
     assert privacy.report()["dp-epsilon"] == local_epsilon(0.75, 1e-5)
 
 
