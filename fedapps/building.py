@@ -247,9 +247,9 @@ def check_personal(client: type[Client], method: str, model: nn.Module, arrays: 
     if client.personal != ("",) and kept and not sent:
         also = f" and {', '.join(sorted(frozen)):.300} are frozen" if frozen else ""
         raise ValueError(
-            f"{method} keeps {', '.join(kept):.300} on the client{also}, so nothing of "
-            f"{type(model).__name__} would be shared; choose a network with more layers that are "
-            "trained, or the method local"
+            f"{method} keeps {', '.join(kept):.300} on the client{also}, so nothing of the "
+            "network would be shared; choose one with more layers that are trained, or the method "
+            "local"
         )
 
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from fedapps.common.external_code import VARIADIC, Registry, call_with, declares_return_type
+from fedapps.common.external_code import (
+    VARIADIC,
+    Registry,
+    call_with,
+    declares_return_type,
+    described,
+)
 from fedapps.common.seeds import drawing
 from partitions.datasets.words import CHARACTERS, NUM_WORD_TOKENS, VOCABULARY
 
@@ -109,7 +115,7 @@ def _adopted(name: str, build: Any) -> Model:
         return build
     if not declares_return_type(build, nn.Module):
         raise ValueError(
-            f"{name!r} is {build!r:.200}; a model must be a subclass of torch.nn.Module, or a "
+            f"{name!r} is {described(build)}; a model must be a subclass of torch.nn.Module, or a "
             "function annotated to return one (-> torch.nn.Module)"
         )
 

@@ -137,6 +137,13 @@ def return_annotation(function: Any) -> Any:
         return None
 
 
+def described(found: Any) -> str:
+    """An object that is not of the kind that was asked for, for a message."""
+    if inspect.isfunction(found) and "return" not in found.__annotations__:
+        return "a function without a return annotation"
+    return f"{found!r:.200}"
+
+
 def of_kind(annotation: Any, *kinds: type) -> bool:
     """Whether a type, with or without parameters, is one of the `kinds`."""
     plain = get_origin(annotation) or annotation

@@ -329,8 +329,9 @@ def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AU
     function = external_code.load(name)
     if not _makes_data(function):
         raise ValueError(
-            f"{name!r} is {function!r:.200}; a dataset must be an Info, or a function annotated to "
-            "return a Raw, or inputs and labels (-> tuple[np.ndarray, np.ndarray])"
+            f"{name!r} is {external_code.described(function)}; a dataset must be an Info, or a "
+            "function annotated to return a Raw, or inputs and labels "
+            "(-> tuple[np.ndarray, np.ndarray])"
         )
     data = external_code.call_with(name, function, {}, options)
     if not isinstance(data, Raw):

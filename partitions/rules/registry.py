@@ -465,8 +465,8 @@ def _adopted(name: str, rule: Any) -> Partition:
 
     if not external_code.declares_return_type(rule, Partitioner):
         raise ValueError(
-            f"{name!r} is {rule!r:.200}; a partition must be a subclass of flwr-datasets' "
-            "Partitioner, or a function annotated to return one (-> Partitioner)"
+            f"{name!r} is {external_code.described(rule)}; a partition must be a subclass of "
+            "flwr-datasets' Partitioner, or a function annotated to return one (-> Partitioner)"
         )
 
     def make(config: Config, novel: np.ndarray) -> Any:

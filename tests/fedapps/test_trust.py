@@ -224,6 +224,14 @@ def network(num_classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, num_classes))
 
 
+def test_a_function_that_declares_no_type_is_told_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(**globals()))
+    external_code.allow("theirs:unannotated")
+    words = r"is a function without a return annotation; .*annotated to return one \(-> torch.nn"
+    with pytest.raises(ValueError, match=words):
+        build_model("theirs:unannotated", (4,), 3, 0)
+
+
 @pytest.mark.parametrize("name", ["unannotated", "wrongly_annotated", "unknown_annotation", "nn"])
 @pytest.mark.parametrize(
     "use",
