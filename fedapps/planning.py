@@ -118,8 +118,34 @@ def configured(
         if base is None:
             config = with_rate_of_task(config, defaults(), experiment.keys, info.task)
     if info.inputs is not None and base is None and "partition" not in experiment.keys:
-        say(make_console(stderr=True), _default_partition(str(config["partition"])))
+        if info.owner:
+            config, text = _by_owner(config, info.owner, experiment)
+        else:
+            text = _default_partition(str(config["partition"]))
+        say(make_console(stderr=True), text)
     return config, labels
+
+
+def _by_owner(config: "Config", owner: str, experiment: Experiment) -> "tuple[Config, str]":
+    """The configuration where each client is an owner, whom the data's format names, with at most
+    as many clients as owners where nobody said their number; and what is said of it."""
+    import numpy as np
+
+    from fedapps.settings.config import override
+    from partitions.datasets.loading import absolute_paths, configured
+
+    changes: dict[str, str | int] = {"partition": "natural"}
+    text = f"no partition is named, so each client is a {owner} (partition=natural)"
+    owners = configured(config | absolute_paths(config)).columns[owner]
+    _, counts = np.unique(owners, return_counts=True)
+    able = int((counts >= int(config["partition.min-samples"])).sum())
+    is_default = "num-clients" not in experiment.keys
+    if not experiment.source and "num-clients" in experiment.from_file:
+        is_default = True  # the main job's
+    if is_default and 0 < able < int(config["num-clients"]):
+        changes["num-clients"] = able
+        text += f", of whom there are {able} (num-clients={able})"
+    return override(config, changes), text
 
 
 def _default_partition(rule: str) -> str:
@@ -324,11 +350,13 @@ def check_tokens(config: "Config") -> None:
         return
     fitting = [name for name, other in NETWORKS.items() if info.num_tokens <= other.num_tokens]
     choices = f"set model to {', '.join(fitting)}, or" if fitting else "set model to"
+    otherwise = ", or inputs=vector if the whole numbers are quantities"
+    if info.inputs is not None and info.inputs.texts:
+        otherwise = ""
     takes = f"tokens below {num_tokens}, not {info.num_tokens}" if num_tokens else "numbers"
     raise ValueError(
         f"inputs are tokens, and model is {model!r}, which takes {takes}; {choices} your "
-        "own network that begins with torch.nn.Embedding, as my_lab.nets:Words, or "
-        "inputs=vector if the whole numbers are quantities"
+        f"own network that begins with torch.nn.Embedding, as my_lab.nets:Words{otherwise}"
     )
 
 

@@ -177,6 +177,7 @@ def _store(raw: Raw, target: Path) -> None:
             "notes": raw.notes,
             "task": raw.task,
             "words": raw.words,
+            "owner": raw.owner,
             "inputs": None if raw.inputs is None else asdict(raw.inputs),
         }
         (temporary / META).write_text(json.dumps(meta), "utf-8")
@@ -209,6 +210,7 @@ def _mapped(target: Path) -> Raw:
         inputs=_description(meta.get("inputs")),
         num_validation=meta.get("num_validation", 0),
         words=tuple(meta.get("words", ())),
+        owner=meta.get("owner", ""),
     )
 
 
@@ -219,7 +221,7 @@ def _description(saved: dict[str, Any] | None) -> Description | None:
     columns = []
     for column in saved["columns"]:
         columns.append(Column(**column | {"categories": tuple(column["categories"])}))
-    return Description(saved["kind"], tuple(columns))
+    return Description(saved["kind"], tuple(columns), saved.get("texts", ""))
 
 
 # The cache of each client's rows. To import flwr-datasets and its dependencies costs a process

@@ -58,6 +58,7 @@ class CrossFederation(Federation):
         self._training = Federation(training_config, self.dataset)
         self.public = self._training.public
         self.encoding = None
+        self.words = ()
         self.targets = Targets(CLASSES)
         self._novel: Federation | None = None
         if num_novel:

@@ -49,6 +49,11 @@ class PreferenceFederation(Federation):
                 f"partition 'preference' takes images and vectors, but {self.dataset.info.name} is "
                 "a table; choose another partition"
             )
+        if self.dataset.words:
+            raise ValueError(
+                f"partition 'preference' takes images and vectors, but {self.dataset.info.name} "
+                "holds texts; choose another partition"
+            )
         self.info: Info = preference_info(self.dataset.info)
         types = self.dataset.y[: self.dataset.num_train].numpy()
         self.rule.dataset = datasets.Dataset.from_dict({"label": types})
@@ -60,6 +65,7 @@ class PreferenceFederation(Federation):
             self._rank[training_first] = np.arange(len(users))
         self._drawn: dict[int, Tensor] = {}  # rows by user
         self.encoding = None
+        self.words = ()
         self.targets = Targets(CLASSES)
         self._mean, self._std = self._scaling(scaling(config, self.dataset.info.inputs))
 

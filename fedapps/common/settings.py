@@ -106,6 +106,7 @@ class Setting:
     by_hand: Value | None = None
     evaluation: bool = False
     neutral: Value | None = None
+    longest: int = LONGEST  # characters of a text
 
     def __get__(self, instance: object, owner: type | None = None) -> Value:
         """The default, where an object has no value of its own."""
@@ -133,9 +134,9 @@ class Setting:
             self.values and not isinstance(value, str) and value not in Interval.parse(self.values)
         ):
             raise ValueError(f"{key} is {value!r:.200}; it must lie in {self.values}")
-        if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):
+        if isinstance(value, str) and (len(value) > self.longest or not value.isprintable()):
             raise ValueError(
-                f"{key} is {value!r:.200}; it must be one line of at most {LONGEST} characters"
+                f"{key} is {value!r:.200}; it must be one line of at most {self.longest} characters"
             )
         return value
 
@@ -153,6 +154,8 @@ class Setting:
             ends = Interval.parse(self.values)
             value["exclusiveMinimum" if ends.open_low else "minimum"] = ends.low
             value["exclusiveMaximum" if ends.open_high else "maximum"] = ends.high
+        if self.longest != LONGEST:
+            value["maxLength"] = self.longest
         if self.listed:
             value["format"] = LIST
         either = [value, {"type": "array", "items": value}]
@@ -183,6 +186,7 @@ class Setting:
             listed,
             beside,
             evaluation=schema.get(EVALUATION, False),
+            longest=value.get("maxLength", LONGEST),
         )
 
 
@@ -196,10 +200,13 @@ def setting(
     by_hand: T | None = None,
     evaluation: bool = False,
     neutral: T | None = None,
+    longest: int = LONGEST,
 ) -> T:
     """Declare a setting in a class's body, see `Setting`. Raises ValueError if a default lies
     outside of its own range."""
-    declared = Setting(default, meaning, values, listed, beside, by_hand, evaluation, neutral)
+    declared = Setting(
+        default, meaning, values, listed, beside, by_hand, evaluation, neutral, longest
+    )
     declared.checked(meaning, default)
     for value in (by_hand, neutral):
         if value is not None:

@@ -27,13 +27,14 @@ from fedapps.results.reference import Reference, reference
 from fedapps.results.schema import Count, mismatch
 from fedapps.saved import MODEL, read_json
 from fedapps.settings.config import Config
+from fedapps.settings.run import LONGEST_CARD
 from partitions.datasets.description import NO_SCALING, TOKENS, Description, scaling
 from partitions.datasets.encoding import Encoding
 from partitions.datasets.loading import Info, Moment, label_of
 
 FILE = "serving.json"
-LONGEST = 4096  # characters of a setting
 MAX_CLASSES = 10**6
+LONGEST = 4096  # characters of a card's line without words
 LARGEST = 10**7  # bytes of a card that was packed
 PACKED = "packed:"  # what such a card begins with
 
@@ -73,6 +74,8 @@ class Card:
     label: str = ""  # the column of labels in tables
     skip_broken: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0  # share of a client's samples
     inputs: str = ""  # what an input is, for own data: as in `Description`
+    texts: str = ""  # of texts, what a token is: as in `Description`
+    words: tuple[str, ...] = ()  # of texts as words: those of the tokens 2, 3, …
     encoding: Encoding | None = None  # of a table's columns
     reference: Reference | None = None  # of the training clients' inputs, of own data alone
     run: str = ""
@@ -88,7 +91,7 @@ class Card:
             classes=self.classes,
             num_types=self.num_types,
             task=self.task,
-            inputs=Description(self.inputs) if self.inputs else None,
+            inputs=Description(self.inputs, texts=self.texts) if self.inputs else None,
         )
 
     @property
@@ -103,8 +106,13 @@ class Card:
     def line(self) -> str:
         """The card in one line that fits into a setting: if it is too long, without the names of
         classes, then packed, then without `reference`. Raises ValueError if a table has too many
-        columns for that."""
+        columns for that. With words it is packed, and may be longer."""
         content = asdict(self)
+        if self.words:
+            text = _packed(content)
+            if len(text) > LONGEST_CARD:
+                raise _too_long(f"{len(self.words)} words")
+            return text
         text = json.dumps(content)
         if len(text) > LONGEST:
             content["classes"] = len(self.classes)
@@ -119,10 +127,7 @@ class Card:
                 "clients': nodes that are served do not say whether theirs look like them",
             )
         if len(text) > LONGEST:
-            raise ValueError(
-                f"the description of the run's {self.shape} inputs does not fit into a message to "
-                "nodes; use fedapps personalize for each client"
-            )
+            raise _too_long(f"{self.shape} inputs")
         return text
 
     @classmethod
@@ -132,6 +137,13 @@ class Card:
             return TypeAdapter(cls).validate_json(_unpacked(text))
         except ValidationError as error:
             raise ValueError(f"it is no run's card: {mismatch(error)}") from error
+
+
+def _too_long(what: str) -> ValueError:
+    return ValueError(
+        f"the description of the run's {what} does not fit into a message to nodes; use fedapps "
+        "personalize for each client"
+    )
 
 
 def _packed(content: dict[str, Any]) -> str:
@@ -163,6 +175,7 @@ def make_card(config: Config) -> Card:
     std: Moment | None = 1.0
     encoding = None
     known = None
+    words: tuple[str, ...] = ()
     standardize = scaling(config, info.inputs)
     targets = Targets(info.task)
     needs_data = info.inputs is not None or info.task == VALUES or standardize != NO_SCALING
@@ -178,6 +191,7 @@ def make_card(config: Config) -> Card:
                 targets = federation.targets
             mean, std = samples.mean, samples.std
             encoding = federation.encoding
+            words = federation.words
             numbers = info.inputs is not None and info.inputs.kind != TOKENS
             if numbers and config["dp"] == "none":  # no ε covers these statistics
                 known = reference(federation)
@@ -199,6 +213,8 @@ def make_card(config: Config) -> Card:
         label=label_of(config),
         skip_broken=float(config["skip-broken"]),
         inputs="" if info.inputs is None else info.inputs.kind,
+        texts="" if info.inputs is None else info.inputs.texts,
+        words=words,
         encoding=encoding,
         reference=known,
     )

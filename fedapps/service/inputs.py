@@ -17,12 +17,22 @@ from clients.core.outputs import in_units
 from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card
-from partitions.datasets.description import AUTO, CATEGORY, SIGNAL, TABLE, TOKENS, Description
+from partitions.datasets.description import (
+    AUTO,
+    BY_WORD,
+    CATEGORY,
+    SIGNAL,
+    TABLE,
+    TOKENS,
+    Description,
+)
 from partitions.datasets.encoding import REFUSE
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.own_leaf import leaf_files
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_frame
+from partitions.datasets.words import of_length, renumbered
 from partitions.shares import META, Samples, Share, without_labels
 
 Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are
@@ -79,6 +89,8 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     if len(card.shape) == 3 and card.shape[1] == card.shape[2]:
         side = card.shape[1]
     declared = card.inputs if card.inputs in (SIGNAL, TOKENS) else AUTO
+    if card.texts and leaf_files(path):
+        declared = card.texts
     raw = read_local(path, side, True, card.label, card.task, declared, card.skip_broken)
     return _read(raw, path, card)
 
@@ -87,6 +99,8 @@ def _read(raw: Raw, path: Path, card: Card) -> Inputs:
     """What was read at `path` as inputs of the run."""
     notes = list(raw.notes)
     rows = list(raw.rows)
+    if raw.inputs is not None and raw.inputs.texts:
+        raw = _tokens(raw, path, card)
     if raw.inputs is not None and raw.inputs.kind == TABLE:
         description = raw.inputs
         if card.skip_broken and card.encoding is not None:
@@ -102,6 +116,24 @@ def _read(raw: Raw, path: Path, card: Card) -> Inputs:
     names = list(raw.samples) or list(map(str, rows))
     found = unlabeled(x, card, names=names, labels=labels, picture=picture)
     return replace(found, notes=tuple(notes))
+
+
+def _tokens(raw: Raw, path: Path, card: Card) -> Raw:
+    """Texts as the tokens of the run: its words, or as many characters as it takes. Raises
+    ValueError if the run takes no such tokens."""
+    assert raw.inputs is not None
+    if raw.inputs.texts != card.texts:
+        takes = f"texts as {card.texts}" if card.texts else f"numbers of shape {card.shape}"
+        raise ValueError(f"{path} holds texts, and the run takes {takes}")
+    x = raw.x
+    if card.texts == BY_WORD:
+        if not card.words:
+            raise ValueError(
+                "the run does not say which word each of its tokens is; it was made by an older "
+                "version: train it again"
+            )
+        x = renumbered(x, raw.words, card.words)
+    return replace(raw, x=of_length(x, card.shape[0]))
 
 
 def _complete(raw: Raw, card: Card, source: str, notes: list[str]) -> tuple[Raw, list[int]]:

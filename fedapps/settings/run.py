@@ -5,6 +5,7 @@ from fedapps.common.tasks import TASKS
 from partitions.datasets.description import DECLARED
 
 DAY = "(0, 86400]"
+LONGEST_CARD = 2**18  # characters: 10 000 words, packed, take about 60 000
 
 
 class RunSettings(Configured):
@@ -55,7 +56,8 @@ class RunSettings(Configured):
     inputs = setting(
         "auto",
         "own arrays: what an input is: image, signal (channels, time), tokens (whole numbers for "
-        "an embedding) or vector; auto: their axes and type decide, where there is one reading",
+        "an embedding) or vector; own texts: what a token is: characters or words; auto: axes, "
+        "types and labels decide, where there is one reading",
         ("auto", *DECLARED),
     )
     partition = setting("pathological", "a name of `fedapps list partitions`")
@@ -117,4 +119,6 @@ class RunSettings(Configured):
     serve_every = setting(30.0, "seconds between two checks for nodes to serve", DAY)
     serve_timeout = setting(600.0, "seconds for a node to adapt its model and write its files", DAY)
     serve_again = setting(False, "also serve nodes that already have their model")
-    serving = setting("", "written by `fedapps serve`: the message to nodes, in JSON")
+    serving = setting(
+        "", "written by `fedapps serve`: the message to nodes, in JSON", longest=LONGEST_CARD
+    )

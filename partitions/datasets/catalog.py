@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES
-from partitions.datasets.description import IMAGE, SIGNAL, TOKENS, Description
+from partitions.datasets.description import (
+    BY_CHARACTER,
+    BY_WORD,
+    IMAGE,
+    SIGNAL,
+    TOKENS,
+    Description,
+)
 from partitions.datasets.readers.raw import Raw
 from partitions.datasets.words import CHARACTERS as CHARACTERS_OF_PLAYS
 from partitions.datasets.words import (
@@ -46,6 +53,7 @@ class Info:
     inputs: Description | None = None  # of tokens and of a user's own data: what an input is
     num_tokens: int = 0  # of tokens: all are below it
     clients_words: bool = False  # the tokens are the training clients' most frequent words
+    owner: str = ""  # the natural column whose values own data's format says to be the clients
 
     @property
     def num_outputs(self) -> int:
@@ -68,7 +76,8 @@ class Info:
         """What an input is, for people."""
         kind = IMAGE if self.inputs is None else self.inputs.kind
         if kind == TOKENS:
-            return f"{self.shape[0]} tokens each"
+            by_character = self.inputs is not None and self.inputs.texts == BY_CHARACTER
+            return f"{self.shape[0]} {'characters' if by_character else 'tokens'} each"
         if len(self.shape) == 1:
             return f"vectors of {self.shape[0]} columns"
         channels = f"{self.shape[0]} channel{'s' * (self.shape[0] > 1)}"
@@ -122,11 +131,12 @@ DATASETS = {
         Info("shakespeare", (LINE_LENGTH,), len(CHARACTERS_OF_PLAYS),
              "next character of Shakespeare's plays by role (LEAF)",
              read=_READ + "leaf:read_shakespeare", scale=1.0, classes=names_of_characters(),
-             columns=("user",), files=_LEAF, inputs=Description(TOKENS),
+             columns=("user",), files=_LEAF, inputs=Description(TOKENS, texts=BY_CHARACTER),
              num_tokens=len(CHARACTERS_OF_PLAYS)),
         Info("sent140", (TWEET_LENGTH,), 2, "sentiment of tweets by author (LEAF)",
              read=_READ + "leaf:read_sent140", scale=1.0, classes=SENTIMENTS, columns=("user",),
-             files=_LEAF, inputs=Description(TOKENS), num_tokens=NUM_WORD_TOKENS,
+             files=_LEAF, inputs=Description(TOKENS, texts=BY_WORD),
+             num_tokens=NUM_WORD_TOKENS,
              clients_words=True),
         Info("omniglot", (1, 28, 28), 1623, "1 623 characters of 50 alphabets",
              read=_READ + "omniglot:read_omniglot", columns=("alphabet",),

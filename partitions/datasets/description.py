@@ -15,7 +15,9 @@ KINDS = {
     TOKENS: "(time), whole numbers for an embedding",
     VECTOR: "(columns), numbers without names",
 }
-DECLARED = (IMAGE, SIGNAL, TOKENS, VECTOR)  # what `inputs=` may say of an array
+BY_CHARACTER, BY_WORD = "characters", "words"  # how texts become tokens
+OF_ARRAYS = (IMAGE, SIGNAL, TOKENS, VECTOR)  # what `inputs=` may say of an array
+DECLARED = (*OF_ARRAYS, BY_CHARACTER, BY_WORD)  # and of texts
 
 NUMBER, TRUTH, CATEGORY = "number", "truth value", "category"
 SCALED = (SIGNAL, TABLE, VECTOR)  # kinds that standardize=auto scales
@@ -40,10 +42,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Description:
-    """The kind of a dataset's inputs, and the columns of a table in the order of the stored x."""
+    """The kind of a dataset's inputs, the columns of a table in the order of the stored x, and what
+    of texts the tokens are: `BY_CHARACTER` or `BY_WORD`; "" for other inputs."""
 
     kind: str = IMAGE
     columns: tuple[Column, ...] = ()
+    texts: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

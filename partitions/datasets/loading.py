@@ -25,9 +25,18 @@ from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import AUTO, LABELS, VALUES
 from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
-from partitions.datasets.description import IMAGE, SIGNAL, TOKENS, VECTOR, Description
+from partitions.datasets.description import (
+    BY_CHARACTER,
+    BY_WORD,
+    IMAGE,
+    SIGNAL,
+    TOKENS,
+    VECTOR,
+    Description,
+)
 from partitions.datasets.labels import is_sparse
 from partitions.datasets.readers.raw import UNLABELED, Raw
+from partitions.datasets.words import CHARACTERS, NUM_WORD_TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,7 +229,8 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     count = raw.y.shape[-1]  # of labels or values
     if raw.y.ndim == 1:
         count = len(raw.classes) or int(raw.y.max()) + 1
-    scale = 255.0 if raw.x.dtype == np.uint8 else 1.0
+    are_tokens = raw.inputs is not None and raw.inputs.kind == TOKENS
+    scale = 255.0 if raw.x.dtype == np.uint8 and not are_tokens else 1.0
     shape, columns = raw.x.shape[1:], tuple(raw.columns)
     entry = Info(
         name,
@@ -233,9 +243,20 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         task=raw.task,
         inputs=raw.inputs or Description(_KIND_OF_AXES.get(len(shape), IMAGE)),
     )
-    if entry.inputs is not None and entry.inputs.kind == TOKENS and raw.x.size:
-        entry = replace(entry, num_tokens=int(raw.x.max()) + 1)
+    if are_tokens and entry.inputs is not None and raw.x.size:
+        entry = replace(entry, num_tokens=_num_tokens(entry.inputs, raw))
+    entry = replace(entry, clients_words=bool(raw.words), owner=raw.owner)
     return _checked(entry, raw, name, key)
+
+
+def _num_tokens(inputs: Description, raw: Raw) -> int:
+    """The number of tokens that a network has to know: of texts that of all characters or of a
+    federation's words."""
+    if inputs.texts == BY_CHARACTER:
+        return len(CHARACTERS)
+    if inputs.texts == BY_WORD:
+        return NUM_WORD_TOKENS
+    return int(raw.x.max()) + 1
 
 
 def _own_key(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> str:

@@ -34,6 +34,17 @@ def padded(tokens: Sequence[int]) -> list[int]:
     return [PADDING] * (TWEET_LENGTH - len(kept)) + kept
 
 
+def of_length(x: np.ndarray, length: int) -> np.ndarray:
+    """Tokens x (n, other) as (n, length): the last ones of longer rows, padding before shorter."""
+    kept = x[:, -length:]
+    return np.pad(kept, ((0, 0), (length - kept.shape[1], 0)), constant_values=PADDING)
+
+
+def padded_line(text: str, length: int) -> str:
+    """The last `length` characters of a text, with line breaks, whose token is 0, before it."""
+    return text[-length:].rjust(length, "\n")
+
+
 def most_frequent(x: np.ndarray, rows: np.ndarray, words: Sequence[str]) -> tuple[str, ...]:
     """The `VOCABULARY` words that occur most in the `rows` of x (n, length), whose token of
     ``words[i]`` is i + 1; of equally frequent ones the first in the alphabet. Words that do not

@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from forms_of_data import ARRAYS, CLASSES, LABELS, VALUES, array_file, table_file
+from forms_of_data import ARRAYS, CLASSES, LABELS, VALUES, array_file, leaf_file, table_file
 from own_files import configuration, rows_of, trained
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
@@ -14,7 +14,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import partitions
+from fedapps.planning import configured
 from fedapps.service.finished_run import load
+from fedapps.settings.experiments import read_arguments
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 TABLE = {"label": "diagnosis", "missing": "mean", "rounds": 5}
@@ -200,6 +202,22 @@ def test_later_other_unit_is_a_warning(hospital_run, tmp_path):
     report = result.report()["inputs"]
     assert next(iter(report["farthest"])) == "mean area"
     assert "inputs do not look like training: mean area:" in report["warning"]
+
+
+def test_users_of_leaf_are_clients_and_characters_tokens(tmp_path):
+    path = leaf_file(tmp_path)
+    config, _ = configured(read_arguments([f"dataset={path}", "model=char-lstm"]))
+    federation = partitions.federation(config)
+    assert federation.line == "20 rows, 9 characters each, 4 classes"
+    users = federation.dataset.columns["user"]
+    held = []
+    for client in range(5):
+        rows = federation.share(client).everything.index.numpy()
+        held.append(sorted(set(users[rows])))
+    assert sorted(held) == [[f"user{number}"] for number in range(5)]
+    changes = {"model": "char-lstm", "partition": "natural", "num-clients": 5, "local-steps": 1}
+    scores, _ = trained(path, rounds=1, **changes)
+    assert 0 <= scores["novel-accuracy"] <= 1
 
 
 def test_iris_is_learnt(tmp_path):

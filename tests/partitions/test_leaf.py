@@ -1,6 +1,7 @@
 """LEAF's JSON of texts: users are the clients, and the given split is kept."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,13 @@ from clients.models.registry import build_model
 from fedapps.clientapp import app
 from fedapps.commands.main import cli
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.planning import check_tokens
+from fedapps.planning import check_tokens, configured
+from fedapps.results.card import Card
 from fedapps.serverapp import run
+from fedapps.service.finished_run import load
+from fedapps.service.inputs import read_input_files
 from fedapps.settings.config import defaults
+from fedapps.settings.experiments import read_arguments
 from partitions.datasets import loading
 from partitions.datasets.words import CHARACTERS, most_frequent, renumbered
 
@@ -216,7 +221,126 @@ def test_the_lstms_have_leafs_sizes(name, tokens, embedding, hidden, fc, classes
         assert torch.allclose(net(x), net.head(features), atol=1e-6)
 
 
-def test_a_file_alone_says_where_it_belongs(tmp_path):
-    (tmp_path / "leaf.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"put it into FOLDER/shakespeare/train/ .* and write"):
-        loading.load(str(tmp_path / "leaf.json"))
+def one_file(folder, users, name="own.json"):
+    """LEAF's users {name: (inputs, labels)} in one file."""
+    write(folder, "train", users)
+    (file,) = (folder / "data" / "train").glob("*.json")
+    return file.rename(folder / name)
+
+
+def test_a_file_of_characters_alone_is_read(tmp_path, caplog):
+    """Labels " " and "?" are characters, and no empty cells; a shorter text is filled up."""
+    users = {"a": (["to be", "or"], [" ", "?"]), "b": (["not t", "to be"], ["o", " "])}
+    data = loading.load(str(one_file(tmp_path, users)))
+    assert data.classes == ("space", "?", "o")
+    assert data.y.tolist() == [0, 1, 2, 0]
+    read = ["".join(CHARACTERS[token] for token in row) for row in data.x.tolist()]
+    assert read == ["to be", "\n\n\nor", "not t", "to be"]
+    assert (data.info.num_tokens, data.info.scale, data.info.owner) == (80, 1.0, "user")
+    assert "the characters are tokens (inputs=characters); inputs=words reads" in caplog.text
+    assert "texts have 2 to 5 characters; line breaks precede" in caplog.text
+
+
+def test_a_folder_of_words_keeps_its_split_and_its_users(tmp_path, caplog):
+    """0 and 4 are Sent140's labels of negative and positive tweets."""
+    sent140(tmp_path)
+    folder = tmp_path / "sent140"
+    own = loading.load(str(folder))
+    known = loading.load("sent140", str(tmp_path))
+    assert np.array_equal(own.x, known.x) and own.words == known.words
+    assert np.array_equal(own.y, known.y) and own.num_train == known.num_train == 6
+    assert own.info.clients_words and own.info.num_tokens == 10_002
+    assert "the words are tokens" in caplog.text
+    federation = partitions.federation(config(tmp_path, str(folder), **{"num-clients": 3}))
+    assert federation.words and len(federation.share(0).test) == 1
+
+
+def test_numbers_of_users_are_vectors(tmp_path):
+    users = {"a": ([[0.5, 1], [2, 3]], [0, 1]), "b": ([[1, 1.5], [0, 2]], [1, 1])}
+    data = loading.load(str(one_file(tmp_path, users)))
+    assert data.x.tolist() == [[0.5, 1], [2, 3], [1, 1.5], [0, 2]]
+    assert (data.info.inputs.kind, data.columns["user"].tolist()) == ("vector", list("aabb"))
+
+
+@pytest.mark.parametrize(
+    ("users", "changes", "sentence"),
+    [
+        ({"a": (["to", 3], ["b", "c"])}, {}, r"input 1 of user 'a' is 3; each must be a text"),
+        ({"a": ([[1], [1, 2]], [0, 1])}, {}, r"input 1 of user 'a' has the shape \(2,\), and the"),
+        ({"a": ([[1], ["b"]], [0, 1])}, {}, r"input 1 of user 'a' is \['b'\], no list of numbers"),
+        ({"a": (["äöü", "ß"], ["b", "c"])}, {}, r"not among LEAF's 80 .*set inputs=words"),
+        ({"a": (["x" * 1001, "y"], ["b", "c"])}, {}, r"up to 1001 characters.*set inputs=words"),
+        ({"a": (["...", "?"], [0, 1])}, {"inputs": "vector"}, r"set it to characters or words"),
+        ({"a": (["", ""], [0, 1])}, {}, r"no text holds a word"),
+        ({"a": ([[1], [2]], [0, 1])}, {"inputs": "words"}, r"inputs=words needs texts"),
+        ({"a": ([], [])}, {}, r"users without samples"),
+    ],
+)
+def test_own_files_that_cannot_be_read_name_what_to_write(tmp_path, users, changes, sentence):
+    path = one_file(tmp_path, users)
+    with pytest.raises(ValueError, match=sentence):
+        loading.load(str(path), **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{}", r"is a JSON file, but not LEAF's, which holds users.*\.csv or \.npz"),
+        ("[1", r"is no whole JSON file"),
+    ],
+)
+def test_other_json_says_what_leafs_is(tmp_path, text, sentence):
+    (tmp_path / "d.json").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        loading.load(str(tmp_path / "d.json"))
+
+
+def test_users_are_the_clients_where_nobody_named_a_partition(tmp_path, capsys):
+    users = {name: (["to be", "or not", "to"], list("abc")) for name in ("ann", "bob", "cyd")}
+    path = one_file(tmp_path, users)
+    settings, _ = configured(read_arguments([f"dataset={path}", "model=char-lstm"]))
+    assert (settings["partition"], settings["num-clients"]) == ("natural", 3)
+    assert "each client is a user (partition=natural), of whom" in capsys.readouterr().err
+    settings, _ = configured(read_arguments([f"dataset={path}", "partition=iid"]))
+    assert settings["partition"] == "iid"
+
+
+def test_a_later_client_is_served_texts_by_the_runs_words(tmp_path):
+    """The card keeps the training clients' words; others are unknown, and padding comes first."""
+    sent140(tmp_path)
+    settings = config(tmp_path, "sent140", **{"num-clients": 3}, model="word-lstm", rounds=1)
+    settings |= {"local-steps": 1, "output-dir": str(tmp_path / "run")}
+    run(InProcessGrid.simulation(app, settings, 3), settings, "in-process")
+    finished = load(tmp_path / "run")
+    words = finished.card.words
+    assert words == partitions.federation(settings).words
+    assert Card.parse(finished.card.line()) == finished.card
+    later = {"dee": (["good day", "unheard-of bad luck"], [4, 0])}
+    inputs = finished.inputs(one_file(tmp_path / "later", later))
+    tokens = inputs.share.everything[:][0]
+    assert tokens[0].tolist() == 23 * [0] + [2 + words.index(word) for word in ("good", "day")]
+    assert inputs.labels.tolist() == [1, 0]
+    result = finished.serve(inputs)
+    assert {row.split(",")[1] for row in result.predictions().splitlines()[1:]} <= {
+        "negative",
+        "positive",
+    }
+    result.write(tmp_path / "delivered")
+    described = json.loads((tmp_path / "delivered" / "model.json").read_text())
+    assert (described["words"], described["texts"]) == (list(words), "words")
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="the run takes"):
+        finished.inputs(tmp_path / "d.npz")
+
+
+def test_a_later_clients_lines_are_cut_to_the_runs_length(tmp_path):
+    """The last characters precede the one to predict."""
+    card = Card("fedavg", "own", "char-lstm", (4,), ("a", "space"), 1.0)
+    card = replace(card, inputs="tokens", texts="characters")
+    users = {"a": (["to be", "or"], ["a", " "])}
+    inputs = read_input_files(one_file(tmp_path, users), card)
+    read = ["".join(CHARACTERS[token] for token in row) for row in inputs.share.everything[:][0]]
+    assert read == ["o be", "\n\nor"]
+    assert inputs.labels.tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"holds texts, and the run takes numbers of shape \(4,\)"):
+        read_input_files(tmp_path / "own.json", replace(card, inputs="vector", texts=""))

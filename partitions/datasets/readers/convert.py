@@ -11,6 +11,7 @@ from fedapps.common.tasks import AUTO, BINARY, CLASSES, LABELS, VALUES
 from partitions.datasets.description import (
     IMAGE,
     KINDS,
+    OF_ARRAYS,
     SIGNAL,
     TOKENS,
     VECTOR,
@@ -80,6 +81,11 @@ def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
     """The kind of inputs x (n, …). Raises ValueError if their axes cannot be of the declared kind,
     and if it is undeclared and there are several."""
     axes = AXES.get(x.ndim, (IMAGE,))
+    if declared not in (AUTO, *OF_ARRAYS):
+        raise ValueError(
+            f"{source}: inputs are {x.dtype} {x.shape}; inputs={declared} needs texts, in LEAF's "
+            f"JSON; set it to one of {', '.join(OF_ARRAYS)}"
+        )
     if declared != AUTO:
         if declared not in axes:
             raise ValueError(

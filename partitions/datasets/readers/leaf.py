@@ -6,7 +6,7 @@ the two data sets of texts, Shakespeare and Sent140; FEMNIST has a file of its o
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ def read_shakespeare(folder: Path) -> Raw | None:
     for split, path, user, samples in _samples(folder):
         texts = [_line(text, path, user, row) for row, text in enumerate(samples["x"])]
         nexts = [_next(text, path, user, row) for row, text in enumerate(samples["y"])]
-        inputs.append(_characters("".join(texts), unknown).reshape(-1, LINE_LENGTH))
-        labels.append(_characters("".join(nexts), unknown))
+        inputs.append(character_tokens("".join(texts), unknown).reshape(-1, LINE_LENGTH))
+        labels.append(character_tokens("".join(nexts), unknown))
         users += [user] * len(nexts)
         sizes[split] += len(nexts)
     if not users:
@@ -71,7 +71,8 @@ def read_shakespeare(folder: Path) -> Raw | None:
     x = np.concatenate(inputs)
     y = np.concatenate(labels).astype(np.int64)
     raw = Raw(x, y, sizes["train"], {USER: np.array(users)}, names_of_characters())
-    return raw.noted(*_unknown_characters(unknown, x.size + y.size, folder))
+    advice = "these files do not hold LEAF's Shakespeare"
+    return raw.noted(*unknown_characters(unknown, x.size + y.size, folder, advice))
 
 
 def read_sent140(folder: Path) -> Raw | None:
@@ -79,23 +80,32 @@ def read_sent140(folder: Path) -> Raw | None:
 
     Each word has a number, padding has 0: `words` holds the words from 1 on, in the order in which
     they occur. A federation keeps those that its training clients use most."""
-    numbers: dict[str, int] = {}
-    rows: list[list[int]] = []
+    texts: list[str] = []
     labels: list[int] = []
     users: list[str] = []
     sizes = {"train": 0, "test": 0}
     for split, path, user, samples in _samples(folder):
         for row, (given, label) in enumerate(zip(samples["x"], samples["y"], strict=True)):
-            words = split_words(_tweet(given, path, user, row))
-            rows.append(padded([numbers.setdefault(word, len(numbers) + 1) for word in words]))
+            texts.append(_tweet(given, path, user, row))
             labels.append(_sentiment(label, path, user, row))
         users += [user] * len(samples["y"])
         sizes[split] += len(samples["y"])
     if not users:
         return None
-    x = np.array(rows, np.int32).reshape(-1, TWEET_LENGTH)
+    x, words = word_tokens(texts)
     columns = {USER: np.array(users)}
-    return Raw(x, np.array(labels), sizes["train"], columns, SENTIMENTS, words=tuple(numbers))
+    return Raw(x, np.array(labels), sizes["train"], columns, SENTIMENTS, words=words)
+
+
+def word_tokens(texts: Iterable[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The first words of each text as tokens (n, 25) int32, 1, 2, … in the order in which the words
+    occur, with padding 0 before them; and these words."""
+    numbers: dict[str, int] = {}
+    rows: list[list[int]] = []
+    for text in texts:
+        tokens = [numbers.setdefault(word, len(numbers) + 1) for word in split_words(text)]
+        rows.append(padded(tokens))
+    return np.array(rows, np.int32).reshape(-1, TWEET_LENGTH), tuple(numbers)
 
 
 def _samples(folder: Path) -> Iterator[tuple[str, Path, str, Samples]]:
@@ -133,7 +143,7 @@ def _next(text: object, path: Path, user: str, row: int) -> str:
     return text
 
 
-def _characters(text: str, unknown: Counter[str]) -> np.ndarray:
+def character_tokens(text: str, unknown: Counter[str]) -> np.ndarray:
     """The numbers of the characters (n,) uint8. Unknown ones are counted and get the last number,
     as an index of −1 does in LEAF's code."""
     numbers = {character: number for number, character in enumerate(CHARACTERS)}
@@ -144,8 +154,9 @@ def _characters(text: str, unknown: Counter[str]) -> np.ndarray:
     return np.array([numbers.get(character, last) for character in text], np.uint8)
 
 
-def _unknown_characters(unknown: Counter[str], total: int, folder: Path) -> list[str]:
-    """A note on characters that LEAF does not number. Raises ValueError if they are many."""
+def unknown_characters(unknown: Counter[str], total: int, folder: Path, advice: str) -> list[str]:
+    """A note on characters that LEAF does not number. Raises ValueError with the `advice` if they
+    are many."""
     if not unknown:
         return []
     shown = ", ".join(f"{character!r}" for character, _ in unknown.most_common(10))
@@ -154,7 +165,7 @@ def _unknown_characters(unknown: Counter[str], total: int, folder: Path) -> list
         f"{folder}: {count} of {total} characters are not among LEAF's {len(CHARACTERS)} ({shown})"
     )
     if count > MOST_UNKNOWN * total:
-        raise ValueError(f"{text}; these files do not hold LEAF's Shakespeare")
+        raise ValueError(f"{text}; {advice}")
     return [f"{text}; they count as {CHARACTERS[-1]!r}, the last of these"]
 
 

@@ -17,6 +17,7 @@ from partitions.datasets.labels import lacks_label, of_task
 from partitions.datasets.readers import hub
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import as_inputs, joined, scaled_pixels
+from partitions.datasets.readers.own_leaf import leaf_files, read_leaf
 from partitions.datasets.readers.pictures import read_pictures
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_csv, read_frame, read_table
@@ -71,16 +72,12 @@ def read_files(
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
         return _arrays(path, whole, label, task, inputs, skip)
-    if path.suffix == ".json":
-        raise ValueError(
-            f"{path} is a JSON file; if it is LEAF's, put it into FOLDER/shakespeare/train/ "
-            "(or sent140, femnist) and write dataset=shakespeare data-dir=FOLDER; else write its "
-            "samples into a .csv or .npz"
-        )
+    if path.is_file() and path.suffix == ".json":
+        return read_leaf(path, leaf_files(path), whole, task, inputs)
     if path.is_file() and path.suffix not in (".parquet", ".csv"):
         raise ValueError(
-            f"{path} is no data that can be read: an .npz, .npy, .csv or .parquet file, a folder "
-            "of images, or one of the datasets library (save_to_disk or parquet)"
+            f"{path} is no data that can be read: an .npz, .npy, .csv, .parquet or LEAF's .json "
+            "file, a folder of images, or one of the datasets library (save_to_disk or parquet)"
         )
     if path.suffix == ".csv":
         check_size(CSV_GROWTH * path.stat().st_size, path)
@@ -94,6 +91,8 @@ def read_files(
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
         return read_table(loaded, path, size, whole, label, task, inputs, skip)
+    if files := leaf_files(path):
+        return read_leaf(path, files, whole, task, inputs)
     _check_no_tables(path)
     return read_pictures(path, size, label, whole, skip)
 

@@ -34,6 +34,7 @@ class Raw:
     num_validation: int = 0
     rows: tuple[int, ...] = ()  # of an array's rows, those that were kept, if some were left out
     words: tuple[str, ...] = ()  # of tokens 1, 2, …, among which a federation chooses
+    owner: str = ""  # the column whose values the format says to be the clients
 
     def noted(self, *notes: str) -> "Raw":
         """The same data with further notes."""
@@ -63,6 +64,7 @@ def concatenate(parts: list[Raw]) -> Raw:
         inputs=parts[0].inputs,
         num_validation=sum(part.num_validation for part in parts),
         words=parts[0].words,
+        owner=parts[0].owner,
     )
 
 
