@@ -7,8 +7,10 @@ that no component carries out is refused."""
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+from clients.core.client import Client
 from clients.core.own_optimizer import TORCH_DEFAULTS, OwnOptimizer
 from clients.core.protocol import APP_SETTINGS
 from fedapps.common.errors import Refusal
@@ -207,20 +209,22 @@ def _key_of(method: str, config: Config, key: str) -> str:
 
 def of_client(method: str) -> set[str]:
     """The keys that the method's clients read, and those that shape its network."""
-    read = _keys(METHODS[method].client) | _of_network(method) | {"task", "label", *OF_INPUTS}
+    client = METHODS[method].client
+    read = _keys(client) | _of_network(client) | {"task", "label", *OF_INPUTS}
     return read - set(METHODS[method].hidden_settings)
 
 
 def of_server(method: str) -> set[str]:
     """The keys that the method's strategy reads, and those that shape its network."""
-    read = _keys(METHODS[method].strategy) | _of_network(method) | {"task", *OF_INPUTS}
+    of_network = _of_network(METHODS[method].client)
+    read = _keys(METHODS[method].strategy) | of_network | {"task", *OF_INPUTS}
     read -= PARAMETERS
     return read - set(METHODS[method].hidden_settings)
 
 
-def _of_network(method: str) -> set[str]:
+@lru_cache(maxsize=256)
+def _of_network(client: type[Client]) -> frozenset[str]:
     """The keys of the clients' settings by which both components build the network."""
-    client = METHODS[method].client
     defaults = _ReadKeys({name: declared.default for name, declared in client.declared.items()})
     uses_head = client.uses_head(defaults)
     read_by_uses_head = defaults.read  # noted during that call
@@ -228,7 +232,7 @@ def _of_network(method: str) -> set[str]:
     keys = {key_of(name) for name in names & {*client.declared, *RunSettings.declared}}
     if uses_head:
         keys.add("head")
-    return keys
+    return frozenset(keys)
 
 
 class _ReadKeys(dict[str, Any]):
@@ -261,7 +265,7 @@ def check_users(method: str, config: Config, given: Mapping[str, Any]) -> None:
                 "dp is 'central': the private mean is over all users, present or not; give their "
                 "number as num_clients=…"
             )
-    elif "num-clients" in given and "num-clients" not in _of_network(method):
+    elif "num-clients" in given and "num-clients" not in _of_network(METHODS[method].client):
         raise ValueError(
             "num-clients is read with dp='central' alone, for the mean over all users; the nodes "
             "that the server waits for are `min_available_nodes`"

@@ -271,10 +271,11 @@ class Configured:
         }
 
 
-def taken(function: Callable[..., Any]) -> list[str]:
+@lru_cache(maxsize=256)
+def taken(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of what a function takes by keyword alone."""
     parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+    return tuple(p.name for p in parameters if p.kind == p.KEYWORD_ONLY)
 
 
 def present_key(key: str, *, silent: bool = False) -> str:

@@ -9,13 +9,12 @@ import os
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file
-from small_runs import SMALL, forked, left
-from typer.testing import CliRunner
+from small_runs import COMMAND, SMALL, forked, left
 
 from fedapps import files
 from fedapps.clientapp import app
-from fedapps.commands.main import cli
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.staging import stage
 from fedapps.files import append_text, spill, write_files
@@ -233,7 +232,7 @@ def test_the_command_says_in_one_sentence_that_nothing_can_be_written(tmp_path):
 
     def full():
         limit(0)
-        done = CliRunner().invoke(cli, [*arguments, "--output", str(tmp_path)])
+        done = CliRunner().invoke(COMMAND, [*arguments, "--output", str(tmp_path)])
         limit(None)
         assert done.exit_code == 1, done.output
         assert isinstance(done.exception, SystemExit)

@@ -3,11 +3,11 @@
 import math
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from small_runs import COMMAND
 
-from fedapps.commands.main import cli
 from fedapps.common.settings import Interval
 from fedapps.settings.config import declared, defaults, listed, override
 
@@ -135,7 +135,7 @@ def test_wrong_configurations_start_nothing(tmp_path, wrong):
         (tmp_path / "mine.toml").write_bytes(wrong)
         wrong = [str(tmp_path / "mine.toml")]
     options = ["--engine", "in-process", "--output", str(tmp_path / "out"), "--yes"]
-    said = CliRunner().invoke(cli, ["run", *options, "num-clients=6", "rounds=1", *wrong])
+    said = CliRunner().invoke(COMMAND, ["run", *options, "num-clients=6", "rounds=1", *wrong])
     assert said.exit_code == 2, (wrong, said.output, said.exception)
     assert isinstance(said.exception, SystemExit)
     assert "Traceback" not in said.output

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from small_runs import COMMAND
 
-from fedapps.commands.main import cli
 from fedapps.settings.config import defaults
 from partitions import federation, inspect
 from partitions.shares import Share
@@ -106,7 +106,7 @@ def test_a_summary_by_hand(toy, monkeypatch):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(cli, arguments)
+    result = CliRunner().invoke(COMMAND, arguments)
     return result.exit_code, " ".join(result.output.split())
 
 

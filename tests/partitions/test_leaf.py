@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from small_runs import COMMAND
 
 import partitions
 from clients.models.registry import build_model
 from fedapps.clientapp import app
-from fedapps.commands.main import cli
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.planning import check_tokens, configured
 from fedapps.results.card import Card
@@ -178,7 +178,7 @@ def test_a_split_by_users_is_refused(tmp_path):
 
 def test_the_command_prints_what_was_read(tmp_path):
     sent140(tmp_path)
-    done = CliRunner().invoke(cli, ["data", "sent140", f"data-dir={tmp_path}"])
+    done = CliRunner().invoke(COMMAND, ["data", "sent140", f"data-dir={tmp_path}"])
     printed = " ".join(done.output.split())
     assert "sentiment of tweets by author (LEAF); 2 classes, inputs (25,) (tokens)" in printed
     assert "6 training and 3 test samples" in printed

@@ -10,10 +10,11 @@ from functools import partial
 
 import pytest
 import torch
+import typer
+from click.testing import CliRunner
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 from clients.core.arrays import Arrays, from_record
 from fedapps.clientapp import app
@@ -130,10 +131,13 @@ def federate(grid=InProcessGrid, **changes):
     return run(grid, config, "in-process"), grid
 
 
+COMMAND = typer.main.get_command(cli)  # typer's own CliRunner makes it anew at each call
+
+
 def invoke(*words, code=0, columns=300, **options):
     """The result of the command `fedapps` with these words; it ends with this code."""
     environment = {"COLUMNS": str(columns)}
-    done = CliRunner().invoke(cli, [str(word) for word in words], env=environment, **options)
+    done = CliRunner().invoke(COMMAND, [str(word) for word in words], env=environment, **options)
     assert done.exit_code == code, (done.output, done.exception)
     return done
 
