@@ -200,6 +200,39 @@ def test_named_arrays_of_a_client_without_torch_are_fedper(app):
 
 
 @pytest.mark.slow
+def test_named_arrays_of_keras(app, monkeypatch):
+    """The page's network: FedPer as by hand, with models that Keras numbers anew for each turn."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras")
+    (module,) = app("keras_task")
+
+    class KerasNetwork(module.Network):
+        def __init__(self):
+            keras.utils.set_random_seed(0)
+            super().__init__()
+
+    shared = {name: a for name, a in KerasNetwork().arrays().items() if name.startswith("body.")}
+    assert sorted(shared) == ["body.bias", "body.kernel"]
+    (client,) = app("named_client_app", my_net={"Network": KerasNetwork, "load_data": of_node})
+    grid = fedapps.InProcessGrid(client.app, {}, [{"partition-id": i} for i in range(2)])
+    result = FedAvg(min_available_nodes=2).start(grid, to_record(shared), num_rounds=ROUNDS)
+    found = from_record(result.arrays)
+
+    start = dict(shared)
+    nodes = [KerasNetwork() for _ in range(2)]
+    for _ in range(ROUNDS):
+        for number, net in enumerate(nodes):
+            net.set_arrays(net.arrays() | shared)
+            net.fit(*of_node(number))
+        shared = {name: np.mean([net.arrays()[name] for net in nodes], 0) for name in shared}
+    assert found.keys() == shared.keys()
+    for name, array in shared.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+        assert abs(array - start[name]).max() > 0.001
+    assert 0 < result.evaluate_metrics_clientapp[ROUNDS]["accuracy"] <= 1
+
+
+@pytest.mark.slow
 def test_named_arrays_of_jax(app):
     """Its gradients in the place of those by hand; needs the group examples."""
     jax = pytest.importorskip("jax")
