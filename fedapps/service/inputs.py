@@ -28,7 +28,7 @@ from partitions.datasets.description import (
 )
 from partitions.datasets.encoding import REFUSE
 from partitions.datasets.readers.broken import left_out
-from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.local import read_files
 from partitions.datasets.readers.own_leaf import leaf_files
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_frame
@@ -91,7 +91,17 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     declared = card.inputs if card.inputs in (SIGNAL, TOKENS) else AUTO
     if card.texts and leaf_files(path):
         declared = card.texts
-    raw = read_local(path, side, True, card.label, card.task, declared, card.skip_broken)
+    raw = read_files(
+        path,
+        side,
+        whole=True,
+        label=card.label,
+        task=card.task,
+        inputs=declared,
+        skip=card.skip_broken,
+    )
+    for note in raw.notes:
+        logger.warning("%s", note)
     return _read(raw, path, card)
 
 

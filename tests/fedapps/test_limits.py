@@ -21,7 +21,7 @@ from clients.models.adaptable import Adaptable, Adaptation
 from fedapps.common.memory_limits import VARIABLE
 from fedapps.results.card import Card
 from fedapps.service.inputs import read_input_files, unlabeled
-from partitions.datasets.readers.local import read_local, scaled_pixels
+from partitions.datasets.readers.local import read_files, scaled_pixels
 
 CARD = Card("tent", "mine", "mlp", (1, 4, 4), ("ant", "bee"), 255.0)
 
@@ -55,7 +55,7 @@ def test_arrays_are_refused_before_they_are_unpacked(name, tmp_path, monkeypatch
     monkeypatch.setenv(VARIABLE, "0.003")
     with pytest.raises(ValueError, match=r"mine takes 0.016 GB"):
         scaled_pixels(np.zeros((125_000, 16), np.int8), "mine", whole=True)
-    assert len(read_local(tmp_path / name).x) == 125_000
+    assert len(read_files(tmp_path / name).x) == 125_000
     with pytest.raises(ValueError, match=r"the model's answer to 125000 samples takes 0.035 GB"):
         read_input_files(tmp_path / name, CARD)
     monkeypatch.setenv(VARIABLE, "much")
@@ -81,7 +81,7 @@ def test_images_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.png").write_bytes(image(400, 300))
     with pytest.raises(ValueError, match=r"a\.png with 2 more images takes 0.00108 GB"):
-        read_local(tmp_path)
+        read_files(tmp_path)
 
 
 def test_an_image_starts_no_program(tmp_path, monkeypatch):
@@ -117,10 +117,10 @@ def test_a_table_is_refused_before_it_is_unpacked(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet", compression="zstd")
     assert (tmp_path / "x.parquet").stat().st_size < 10_000
     with pytest.raises(ValueError, match=r"x\.parquet takes 0.00\d* GB"):
-        read_local(tmp_path / "x.parquet")
+        read_files(tmp_path / "x.parquet")
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no table")
     with pytest.raises(ValueError, match=r"x\.parquet is no whole \.parquet"):
-        read_local(tmp_path / "x.parquet")
+        read_files(tmp_path / "x.parquet")
 
 
 def client_of(kind, **settings):

@@ -8,7 +8,7 @@ import torch
 import partitions
 from fedapps.settings.config import defaults
 from partitions.datasets.description import CATEGORY, NUMBER, TRUTH
-from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.local import read_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 ROWS = 24
@@ -44,7 +44,7 @@ def words(count, *texts):
 def test_kinds_of_columns_are_concluded(tmp_path):
     frame = table(old=words(ROWS, True, False), site=words(ROWS, "s", "n", "w"))
     frame.to_csv(tmp_path / "d.csv", index=False)
-    raw = read_local(tmp_path / "d.csv")
+    raw = read_files(tmp_path / "d.csv")
     kinds = [(column.name, column.kind) for column in raw.inputs.columns]
     assert kinds == [("size", NUMBER), ("old", TRUTH), ("site", CATEGORY)]
     assert raw.inputs.columns[2].categories == ("n", "s", "w")
@@ -162,21 +162,21 @@ def test_long_lists_of_texts_are_refused_by_column(tmp_path):
 def test_separators_and_decimal_commas(tmp_path, options):
     frame = table(dose=np.arange(ROWS) + 0.25)
     frame.to_csv(tmp_path / "d.csv", index=False, **options)
-    raw = read_local(tmp_path / "d.csv")
+    raw = read_files(tmp_path / "d.csv")
     assert raw.inputs.names == ("size", "dose")
     assert raw.x[:3].tolist() == [[3.5, 0.25], [4.5, 1.25], [5.5, 2.25]]
     assert raw.y.tolist() == (np.arange(ROWS) % 2).tolist()
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
-def test_encodings(tmp_path, caplog, encoding):
+def test_encodings(tmp_path, encoding):
     table(Größe=words(ROWS, "groß", "klein")).to_csv(
         tmp_path / "d.csv", index=False, encoding=encoding
     )
-    raw = read_local(tmp_path / "d.csv")
+    raw = read_files(tmp_path / "d.csv")
     assert raw.inputs.names == ("size", "Größe")
     assert raw.inputs.columns[1].categories == ("groß", "klein")
-    assert ("is not UTF-8" in caplog.text) == (encoding == "latin-1")
+    assert ("is not UTF-8" in str(raw.notes)) == (encoding == "latin-1")
 
 
 def test_several_label_columns(tmp_path):

@@ -5,7 +5,7 @@ from PIL import Image
 
 import partitions
 from fedapps.settings.config import defaults
-from partitions.datasets.readers.local import read_files, read_local
+from partitions.datasets.readers.local import read_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -27,11 +27,11 @@ def test_two_levels_of_the_same_names_are_declared(tmp_path):
         match=r"has 2 folders \(north, south\) in which folders have the same names \(ill, well\); "
         r"write label=folder:1 .* if the outer ones are the owners .*or label=folder:0",
     ):
-        read_local(tmp_path)
-    outer = read_local(tmp_path, label="folder:0")
+        read_files(tmp_path)
+    outer = read_files(tmp_path, label="folder:0")
     assert outer.classes == ("north", "south")
     assert sorted(set(outer.columns["folder:1"])) == ["ill", "well"]
-    inner = read_local(tmp_path, label="folder:1")
+    inner = read_files(tmp_path, label="folder:1")
     assert inner.classes == ("ill", "well")
     assert inner.y.tolist() == [0, 0, 0, 1, 1, 1] * 2
     assert inner.columns["folder:0"].tolist() == ["north"] * 6 + ["south"] * 6
@@ -94,7 +94,7 @@ def test_inner_folders_of_other_names_are_no_classes(tmp_path):
     """Patients lie in one class each, so the outer folders alone can be classes."""
     images(tmp_path, ("ill",), ("p1", "p2"))
     images(tmp_path, ("well",), ("p3",))
-    raw = read_local(tmp_path)
+    raw = read_files(tmp_path)
     assert raw.classes == ("ill", "well")
     assert raw.columns["folder:1"].tolist() == ["p1"] * 3 + ["p2"] * 3 + ["p3"] * 3
 
@@ -103,14 +103,14 @@ def test_a_level_that_images_lack_is_refused_by_file(tmp_path):
     images(tmp_path, ("north",), ("ill", "well"))
     Image.new("L", (2, 2)).save(tmp_path / "north" / "stray.png")
     with pytest.raises(ValueError, match=r"label is folder:1, but .*stray\.png is no image in 2 f"):
-        read_local(tmp_path, label="folder:1")
+        read_files(tmp_path, label="folder:1")
     with pytest.raises(
         ValueError, match=r"label is 'kind', but .* label=folder:0 for the outermost"
     ):
-        read_local(tmp_path, label="kind")
+        read_files(tmp_path, label="kind")
 
 
 def test_a_later_clients_images_need_no_folders(tmp_path):
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
-    raw = read_local(tmp_path, whole=True, label="folder:1")
+    raw = read_files(tmp_path, whole=True, label="folder:1")
     assert not raw.labeled and raw.y.tolist() == [-1]

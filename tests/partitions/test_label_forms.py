@@ -9,7 +9,7 @@ from PIL import Image
 from fedapps.settings.config import defaults
 from partitions.datasets.labels import of_node, one_per_sample
 from partitions.datasets.loading import _own, configured, described
-from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.local import read_files
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 X = np.arange(12.0, dtype=np.float32).reshape(4, 3)
@@ -105,7 +105,7 @@ def test_a_gap_in_a_tables_labels_is_named_by_its_row(tmp_path):
         rows = [f"{i},{cell}" for i, cell in enumerate(cells.split(","))]
         (tmp_path / "d.csv").write_text("\n".join(["size,kind", *rows]))
         with pytest.raises(ValueError, match=r"d\.csv, column kind: row 1 has no label"):
-            read_local(tmp_path / "d.csv", label="kind")
+            read_files(tmp_path / "d.csv", label="kind")
 
 
 def test_what_is_said_of_data_is_said_in_each_process(tmp_path, caplog):
@@ -128,7 +128,7 @@ def test_label_names_the_array_of_labels(tmp_path):
         configured(config | {"label": "sort"})
     with pytest.raises(ValueError, match=r"d\.npz: 4 inputs, but 3 labels"):
         np.savez(tmp_path / "d.npz", x=X, y=[[0], [1], [0]])
-        read_local(tmp_path / "d.npz")
+        read_files(tmp_path / "d.npz")
 
 
 def test_splits_with_labels_have_them_all(tmp_path):
@@ -139,20 +139,20 @@ def test_splits_with_labels_have_them_all(tmp_path):
     ):
         np.savez(tmp_path / "d.npz", **{n: a for n, a in whole.items() if n != missing})
         with pytest.raises(ValueError, match=words):
-            read_local(tmp_path / "d.npz")
+            read_files(tmp_path / "d.npz")
     np.savez(tmp_path / "d.npz", **whole | {"y_test": list("abab")})
     with pytest.raises(ValueError, match="training and test labels differ in type"):
-        read_local(tmp_path / "d.npz")
+        read_files(tmp_path / "d.npz")
 
 
 def test_a_folder_of_images_takes_no_column_of_labels(tmp_path):
     (tmp_path / "cat").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "cat" / "0.png")
     with pytest.raises(ValueError, match=r"label is 'kind', but .* whose labels are names of"):
-        read_local(tmp_path, label="kind")
+        read_files(tmp_path, label="kind")
 
 
-def test_images_that_are_left_out_are_said(tmp_path, caplog):
+def test_images_that_are_left_out_are_said(tmp_path):
     """Two files that are no images in class folders, a folder beside train and test, a second
     frame, and transparency. Hidden files and folders are a program's."""
     for split in ("train", "test", "extra"):
@@ -166,10 +166,10 @@ def test_images_that_are_left_out_are_said(tmp_path, caplog):
     first, second = (Image.new("RGB", (2, 2), grey) for grey in ("red", "blue"))
     first.save(train / "cat" / "2.tiff", save_all=True, append_images=[second])
     Image.new("RGBA", (2, 2)).save(train / "cat" / "3.png")
-    raw = read_local(tmp_path)
+    raw = read_files(tmp_path)
     assert raw.samples == ("cat/0.png", "cat/2.tiff", "cat/3.png", "cat/0.png")
     assert raw.classes == ("cat",)
-    frames, transparent, files, folders = caplog.messages
+    frames, transparent, files, folders = raw.notes
     assert frames.endswith("2.tiff: frames but the first left out, here and in 0 more images")
     assert transparent.endswith("3.png: transparency left out, here and in 0 more images")
     assert "2 files are left out, such as train/cat/1.heic; images (.jpg" in files
@@ -184,22 +184,22 @@ def test_columns_with_several_readings_are_refused(tmp_path):
     ):
         datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "d"))
         with pytest.raises(ValueError, match=words):
-            read_local(tmp_path / "d")
-    assert read_local(tmp_path / "d", label="class").y.tolist() == [1, 0]
+            read_files(tmp_path / "d")
+    assert read_files(tmp_path / "d", label="class").y.tolist() == [1, 0]
 
 
-def test_what_a_table_leaves_out_is_said(tmp_path, caplog):
+def test_what_a_table_leaves_out_is_said(tmp_path):
     """A column of numbers called x is one of the table's numbers, and truth values are numbers."""
     columns = {"x": [1, 2], "old": [True, False], "site": ["n", "s"], "label": [0, 1]}
     table = datasets.Dataset.from_dict(columns | {"trace": [[1], [2]]})
     datasets.DatasetDict({"train": table, "test": table, "unsupervised": table}).save_to_disk(
         str(tmp_path / "d")
     )
-    raw = read_local(tmp_path / "d")
+    raw = read_files(tmp_path / "d")
     assert raw.x.tolist() == [[1, 1, 0], [2, 0, 1]] * 2
     assert [column.kind for column in raw.inputs.columns] == ["number", "truth value", "category"]
-    assert "columns are left out, whose cells are no single values: trace (List)" in caplog.text
-    assert "of the splits train, test is read, not unsupervised" in caplog.text
+    assert "columns are left out, whose cells are no single values: trace (List)" in str(raw.notes)
+    assert "of the splits train, test is read, not unsupervised" in str(raw.notes)
 
 
 def test_cells_and_columns_without_a_name_or_a_number_are_named(tmp_path):
@@ -209,13 +209,13 @@ def test_cells_and_columns_without_a_name_or_a_number_are_named(tmp_path):
     ):
         (tmp_path / "d.csv").write_text(text)
         with pytest.raises(ValueError, match=words):
-            read_local(tmp_path / "d.csv")
+            read_files(tmp_path / "d.csv")
 
 
 def test_names_of_images_survive_labels_that_are_texts(tmp_path):
     table = datasets.Dataset.from_dict({"image": [Image.new("L", (2, 2))], "label": ["elk"]})
     table.save_to_disk(str(tmp_path / "d"))
-    assert read_local(tmp_path / "d").samples == ("0",)
+    assert read_files(tmp_path / "d").samples == ("0",)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_many_whole_numbers_may_be_values(tmp_path):
     with pytest.raises(
         ValueError, match=r"60 different whole numbers in 120 samples; set task=val"
     ):
-        read_local(tmp_path / "d.npz")
-    assert read_local(tmp_path / "d.npz", task="values").y.shape == (120, 1)
-    assert read_local(tmp_path / "d.npz", task="classes").y.max() == 59
+        read_files(tmp_path / "d.npz")
+    assert read_files(tmp_path / "d.npz", task="values").y.shape == (120, 1)
+    assert read_files(tmp_path / "d.npz", task="classes").y.max() == 59
     np.savez(tmp_path / "e.npz", x=x, y=np.arange(120) % 50)
-    assert read_local(tmp_path / "e.npz").y.max() == 49
+    assert read_files(tmp_path / "e.npz").y.max() == 49

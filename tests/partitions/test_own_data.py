@@ -8,7 +8,7 @@ from PIL import Image
 from fedapps.settings.config import defaults
 from partitions.datasets.loading import configured, described
 from partitions.datasets.readers import hub
-from partitions.datasets.readers.local import read_local, scaled_pixels
+from partitions.datasets.readers.local import read_files, scaled_pixels
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -27,7 +27,7 @@ def test_pixels_of_more_than_8_bits_are_refused(tmp_path, name, values, mode):
     """Pillow's `convert` would clip 40 000 to 255, and cut 0.5 to 0."""
     Image.fromarray(values).save(tmp_path / name)
     with pytest.raises(ValueError, match=rf"{name} has pixels of more .*mode {mode}\); save it"):
-        read_local(tmp_path)
+        read_files(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint16, np.int32])
@@ -46,32 +46,33 @@ def test_whole_numbers_up_to_255_in_images_are_bytes(tmp_path, caplog, kind):
 def test_other_whole_numbers_in_images_are_refused(tmp_path, low, high):
     np.savez(tmp_path / "d.npz", x=np.array([[[low]], [[high]]]), y=[0, 1])
     with pytest.raises(ValueError, match=rf"d\.npz: .* from {low} to {high}; give bytes from 0"):
-        read_local(tmp_path / "d.npz")
+        read_files(tmp_path / "d.npz")
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.float32])
-def test_a_tables_numbers_stay_as_they_are(tmp_path, caplog, kind):
+def test_a_tables_numbers_stay_as_they_are(tmp_path, kind):
     np.savez(tmp_path / "d.npz", x=np.array([[7, 200], [5000, -3]], kind), y=[0, 1])
-    raw = read_local(tmp_path / "d.npz")
+    raw = read_files(tmp_path / "d.npz")
     assert (raw.x.dtype, raw.x.tolist()) == (np.float32, [[7, 200], [5000, -3]])
-    assert not caplog.records
+    assert not raw.notes
 
 
-def test_large_floats_in_images_are_warned_of(tmp_path, caplog):
+def test_large_floats_in_images_are_warned_of(tmp_path):
     """Standardized ones are not large."""
     for value, said in ((3.5, 0), (254.5, 1)):
         np.savez(tmp_path / "d.npz", x=np.full((2, 4, 6), value, np.float32), y=[0, 1])
-        assert read_local(tmp_path / "d.npz", inputs="image").x.max() == value
-        assert len(caplog.records) == said
-    assert "floats from 254.5 to 254.5; only bytes" in caplog.text
-    assert "divide these, or set standardize=training-clients" in caplog.text
+        raw = read_files(tmp_path / "d.npz", inputs="image")
+        assert raw.x.max() == value
+        assert len(raw.notes) == said
+    assert "floats from 254.5 to 254.5; only bytes" in raw.notes[0]
+    assert "divide these, or set standardize=training-clients" in raw.notes[0]
 
 
-def test_bytes_that_were_stored_as_floats_are_bytes(tmp_path, caplog):
+def test_bytes_that_were_stored_as_floats_are_bytes(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.full((2, 4, 6), 255.0), y=[0, 1])
-    raw = read_local(tmp_path / "d.npz", inputs="image")
+    raw = read_files(tmp_path / "d.npz", inputs="image")
     assert raw.x.dtype == np.uint8 and raw.x.max() == 255
-    assert "whole floats up to 255; they are divided by 255, as bytes are" in caplog.text
+    assert "whole floats up to 255; they are divided by 255, as bytes are" in raw.notes[0]
 
 
 def test_a_fourth_channel_may_be_the_last():
@@ -98,7 +99,7 @@ def test_links_do_not_multiply_images(tmp_path):
     }
     for link, target in links.items():
         link.symlink_to(target, target_is_directory=True)
-    raw = read_local(data)
+    raw = read_files(data)
     assert raw.classes == ("cat", "dog")
     assert raw.samples == ("cat/0.png", "dog/deep/0.png", "dog/other/more/0.png")
     assert raw.y.tolist() == [0, 1, 1]
@@ -111,7 +112,7 @@ def test_the_order_of_images_is_that_of_torchvision(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (2, 2)).save(tmp_path / name, "PNG")
     expected = ImageFolder(str(tmp_path))
-    raw = read_local(tmp_path)
+    raw = read_files(tmp_path)
     assert [str(tmp_path / name) for name in raw.samples] == [f for f, _ in expected.samples]
     assert (raw.y.tolist(), list(raw.classes)) == (expected.targets, expected.classes)
 
@@ -148,7 +149,7 @@ def test_labels_below_0_are_refused_with_what_is_allowed(tmp_path):
 def test_marks_of_missing_values_are_gaps(tmp_path):
     """Of `age` a cell of three is a question mark, and one of `site` is empty."""
     (tmp_path / "d.csv").write_text("age,site,kind,size\n1,n,1,5\n?,,x,6\n3,4,2,7\n")
-    raw = read_local(tmp_path / "d.csv", label="kind")
+    raw = read_files(tmp_path / "d.csv", label="kind")
     assert np.isnan(raw.x).tolist() == [[False] * 3, [True, True, False], [False] * 3]
     assert raw.inputs.columns[1].categories == ("4", "n")
 
@@ -162,7 +163,7 @@ def test_pictures_that_are_missing_or_broken_are_named_by_row(tmp_path):
         table = datasets.Dataset.from_dict({"image": [good, bad], "label": [0, 1]}, feature)
         table.to_parquet(tmp_path / "d.parquet")
         with pytest.raises(ValueError, match=r"d\.parquet, row 1 is no whole image \(it is empty"):
-            read_local(tmp_path / "d.parquet")
+            read_files(tmp_path / "d.parquet")
         with pytest.raises(ValueError, match=r"here, row 1 (holds no|is no whole) image"):
             hub._split(table, "here", (1, 2, 2), (), train=True)
 
@@ -171,7 +172,7 @@ def test_a_picture_is_named_whatever_pillow_raises(tmp_path):
     """A ValueError without a name, for a grey value of 999 where 255 is the largest."""
     (tmp_path / "a.pgm").write_text("P2\n2 2\n255\n1 2 3 999\n")
     with pytest.raises(ValueError, match=r"a\.pgm is no whole image"):
-        read_local(tmp_path)
+        read_files(tmp_path)
 
 
 def test_columns_of_the_training_samples_alone_are_named(tmp_path):
@@ -179,4 +180,4 @@ def test_columns_of_the_training_samples_alone_are_named(tmp_path):
     splits = {"train": train, "test": train.remove_columns("site")}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "d"))
     with pytest.raises(ValueError, match="columns that the test samples lack: site; both need"):
-        read_local(tmp_path / "d")
+        read_files(tmp_path / "d")

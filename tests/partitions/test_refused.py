@@ -22,7 +22,7 @@ from partitions.datasets.readers.cifar import _images, read_cifar10
 from partitions.datasets.readers.federated_vision import read_landmarks
 from partitions.datasets.readers.femnist import read_femnist
 from partitions.datasets.readers.idx import read_idx, read_mnist
-from partitions.datasets.readers.local import read_local
+from partitions.datasets.readers.local import read_files
 from partitions.datasets.readers.omniglot import read_omniglot
 from partitions.datasets.readers.raw import Raw
 from partitions.datasets.readers.stl10 import read_stl10
@@ -289,11 +289,11 @@ def test_own_splits_that_do_not_belong_together(tmp_path):
     np.savez(tmp_path / "d.npz", x_train=np.ones((2, 3)), y_train=[0, 1], x_test=np.ones((1, 4)),
              y_test=[0])  # fmt: skip
     with pytest.raises(ValueError, match="training and test inputs differ in shape or type"):
-        read_local(tmp_path / "d.npz")
+        read_files(tmp_path / "d.npz")
     named = {name: hf.Dataset.from_dict({"x": [[1.0]], "label": [0]}) for name in ("a", "b")}
     hf.DatasetDict(named).save_to_disk(tmp_path / "parts")
     with pytest.raises(ValueError, match=r"parts: no split 'train' among \['a', 'b'\]"):
-        read_local(tmp_path / "parts")
+        read_files(tmp_path / "parts")
 
 
 def test_weights_that_are_nowhere(tmp_path, monkeypatch):

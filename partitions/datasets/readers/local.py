@@ -2,7 +2,6 @@
 ImageFolder), a ``.npz`` of arrays or a ``.npy`` of inputs, a ``.csv``, a folder or a parquet file
 of the `datasets` library."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,28 +21,10 @@ from partitions.datasets.readers.pictures import read_pictures
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_csv, read_frame, read_table
 
-__all__ = ["joined", "read_files", "read_local", "scaled_pixels"]
+__all__ = ["joined", "read_files", "scaled_pixels"]
 
 CSV_GROWTH = 4  # bytes in memory of a byte of CSV, at most: "1," becomes a number of 8 bytes
 ENDINGS = ("", "_train", "_test")  # of the names of arrays in a .npz
-
-logger = logging.getLogger(__name__)
-
-
-def read_local(
-    path: Path,
-    size: int = 0,
-    whole: bool = False,
-    label: str = "",
-    task: str = AUTO,
-    inputs: str = AUTO,
-    skip: float = 0.0,
-) -> Raw:
-    """`read_files`; its notes are logged."""
-    raw = read_files(path, size, whole, label, task, inputs, skip)
-    for note in raw.notes:
-        logger.warning("%s", note)
-    return raw
 
 
 def read_files(
@@ -63,7 +44,7 @@ def read_files(
     without labels (class folders, ``y`` or a column) have the label −1. `task` declares what the
     labels are, `inputs` what the inputs in arrays are; "auto": they decide. Up to a share `skip`
     of the images, of a table's rows without a label, or of an array's rows without a label or with
-    NaN or infinity is left out, and noted.
+    NaN or infinity is left out, and noted. The caller shows the notes.
 
     `whole` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
     their numbers, and the labels called `label` may be missing. Raises ValueError with the file's
