@@ -447,10 +447,10 @@ class Client(Streaming, Configured, NumPyClient):
         (seed, purpose, round, client).
 
         `count` is ``steps=…`` or ``epochs=…``; by default the settings decide."""
-        if not count and self._tunes:
-            count = {"steps": self.novel_steps}
-        elif not count:
+        if not count:
             count = {"steps": self.local_steps, "epochs": self.local_epochs}
+            if self._tunes:
+                count = {"steps": self.novel_steps}
         n = len(self.share.train)
         if self.draws is not None:
             return self.draws.batches(n, self.batch_size, short=self.short_batches, **count)

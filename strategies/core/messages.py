@@ -234,7 +234,8 @@ class Messenger:
                 change.update = update
         # Clients without labels change less than others, so their norms are no measure for them.
         labeled = [change for change in changes if not change.update.node.unlabeled]
-        norms = {change.update.node.client: change.norms for change in labeled or changes}
+        measured = labeled or changes
+        norms = {change.update.node.client: change.norms for change in measured}
         usual = self.sizes.usual(kind, norms)
 
         max_examples = self._max_examples(kind, updates)
@@ -243,7 +244,7 @@ class Messenger:
         if not enough_replies:
             norm_ratio *= 2
         max_norm = strategy.max_update_norm if kind == "train" else 0.0
-        kept = []
+        result = []
         for change in changes:
             absurd = change.absurd(usual)
             if absurd:
@@ -256,8 +257,8 @@ class Messenger:
                 strategy.now.clipped += 1
             if limited.num_examples != change.update.num_examples:
                 strategy.now.recounted += 1
-            kept.append(limited)
-        return kept
+            result.append(limited)
+        return result
 
     def _max_examples(self, kind: str, updates: Sequence[Update]) -> float:
         """The sample count that a reply counts with at most; infinity if it is not limited."""

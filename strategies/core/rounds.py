@@ -144,7 +144,7 @@ class PersonalizedStrategy(StrategyBase):
     ) -> Result:
         """The remaining rounds, or one evaluation if `num_rounds` is 0."""
         result = Result()
-        num_rounds = self.num_rounds
+        num_rounds = self.num_rounds  # as given: a run that stops early lowers the attribute
         self.now = Round()
         self._initial_arrays.accept(arrays)  # loads the former state, with its round
         done = self.round
@@ -325,7 +325,7 @@ class PersonalizedStrategy(StrategyBase):
         whose aggregate is not finite is undone. Raises RuntimeError if too few replies are
         valid."""
         now = self.now
-        clients = max(len(now.sent), 1)
+        num_asked = max(len(now.sent), 1)
         if self.late.active:
             updates = self.late.collect(now.sent)
         else:
@@ -350,15 +350,15 @@ class PersonalizedStrategy(StrategyBase):
         if not model_is_finite(self):
             undo_round(self, before)
         self._stop_on_failure()  # `aggregate` may have made an exchange
-        now.report |= self._train_report(updates, clients) | self.report()
+        now.report |= self._train_report(updates, num_asked) | self.report()
         now.training = False
         now.end_phase("aggregate")
         self.messenger.record = None if self.keeps_arrays else to_record(self.arrays)
         return self.messenger.record, self._train_metrics(updates)
 
-    def _train_report(self, updates: list[Update], clients: int) -> dict[str, Any]:
+    def _train_report(self, updates: list[Update], num_asked: int) -> dict[str, Any]:
         """The entries of a round's report about training replies; entries without news are left
-        out."""
+        out. Megabytes are the mean over the `num_asked` clients."""
         now = self.now
         report: dict[str, Any] = {"loss": None}
         train_losses = losses(updates)
@@ -376,7 +376,7 @@ class PersonalizedStrategy(StrategyBase):
             report["clipped"] = now.clipped
         if now.recounted:
             report["recounted"] = now.recounted
-        report["megabytes"] = {way: count / clients / 1e6 for way, count in now.bytes.items()}
+        report["megabytes"] = {way: count / num_asked / 1e6 for way, count in now.bytes.items()}
         return report
 
     def _train_metrics(self, updates: list[Update]) -> MetricRecord:
@@ -410,7 +410,8 @@ class PersonalizedStrategy(StrategyBase):
         # Counts would tell how many took part.
         causes = sorted(dropped) if self.messenger.hides_participants else dict(dropped)
         raise RuntimeError(
-            f"{self._lacking()}round {self.round}: a client failed ({causes}); {self.now.failure}"
+            f"{self._unmet_requirement()}round {self.round}: a client failed ({causes}); "
+            f"{self.now.failure}"
         )
 
     def _stop_on_few(self, updates: list[Update]) -> None:
@@ -430,7 +431,8 @@ class PersonalizedStrategy(StrategyBase):
         if set(now.dropped) == {NOT_FINITE}:
             causes += "; training diverged: lower lr"
         raise RuntimeError(
-            f"{self._lacking()}round {now.number}: {count}, min-valid-replies is {least}{causes}"
+            f"{self._unmet_requirement()}round {now.number}: {count}, min-valid-replies is "
+            f"{least}{causes}"
         )
 
     def _stop_on_unscored(self, updates: list[Update]) -> None:
@@ -438,12 +440,14 @@ class PersonalizedStrategy(StrategyBase):
 
         Clients that only answered too late do not stop a run."""
         now = self.now
-        asked_roles = {node.novel for _, node in now.sent}
-        scored_roles = {update.node.novel for update in updates}
+        roles = {False: "training", True: "novel"}  # by `Node.novel`
+        asked_roles = {roles[node.novel] for _, node in now.sent}
+        scored_roles = {roles[update.node.novel] for update in updates}
         unscored_roles = asked_roles - scored_roles
-        if not unscored_roles or now.dropped.total() == now.dropped["missing"]:
+        all_late = now.dropped.total() == now.dropped["missing"]
+        if not unscored_roles or all_late:
             return
-        role = "training" if False in unscored_roles else "novel"
+        role = "training" if "training" in unscored_roles else "novel"
         raise RuntimeError(
             f"round {now.number}: no {role} client could be evaluated (fraction-evaluate=0 "
             f"evaluates none); {now.failure}"
@@ -459,7 +463,7 @@ class PersonalizedStrategy(StrategyBase):
             f"{type(self).__name__}"
         )
 
-    def _lacking(self) -> str:
+    def _unmet_requirement(self) -> str:
         """The start of an error's text: what the strategy requires, if clients may lack that.
 
         "" unless replies were refused for that, or foreign clients failed."""
