@@ -100,11 +100,11 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
     batches = math.ceil(n / size)
     # Whether training ever takes the last, shorter mini-batch of a pass over the samples.
     takes_last = client.local_epochs > 0
-    passes = client.batch_draws == "passes"
-    takes_last |= passes and client.short_batches and client.local_steps >= batches
+    if client.batch_draws == "passes" and client.short_batches:
+        takes_last = takes_last or client.local_steps >= batches
 
     def leaves_one(batch_size: int) -> bool:
-        """Whether a mini-batch of that size or its last one has a single sample."""
+        """Whether mini-batches of that size, or the last one of a pass, have a single sample."""
         return batch_size == 1 or (takes_last and n % batch_size == 1)
 
     if n > 1 and not leaves_one(size):
@@ -147,8 +147,9 @@ def client_settings(config: Config, method: str) -> dict[str, Any]:
 def with_public(config: Config, method: str) -> Config:
     """The configuration, with public samples in the federation if the method needs some."""
     key = "partition.public-samples"
-    needed = DEFAULT_PUBLIC if METHODS[method].client.needs_public else 0
-    return config | {key: config[key] or needed}
+    if config[key] or not METHODS[method].client.needs_public:
+        return config
+    return config | {key: DEFAULT_PUBLIC}
 
 
 def client_model(config: Config, method: str, client: int, node_model: str = "") -> str:
@@ -323,7 +324,8 @@ def build_strategy(
 
 def strategy_of_run(config: Config, **options: Any) -> tuple[PersonalizedStrategy, Arrays]:
     """The strategy of the run that `config` describes, and the arrays that it starts from."""
-    method, base = str(config["method"]), str(config["model"])
+    method = str(config["method"])
+    base = str(config["model"])
     entry = METHODS[method]
     only_model = ""
     if config["restrict-to-model"]:
@@ -335,8 +337,10 @@ def strategy_of_run(config: Config, **options: Any) -> tuple[PersonalizedStrateg
         options["models"] = {name: shared_arrays(config, method, name) for name in models}
     networks: dict[str, nn.Module] = {}
     if "network" in accepted(entry.strategy):
-        for name in models or [""]:
-            networks[name], _ = network(config, method, name or first_model)
+        for name in models:
+            networks[name], _ = network(config, method, name)
+        if not models:
+            networks[""], _ = network(config, method, first_model)
 
     trained_before = 0
     if config["from-dir"]:

@@ -481,7 +481,7 @@ def size_lines(work: "list[Job]") -> list[str]:
     """A line for each method whose clients have many more weights than its network."""
     from fedapps.building import size_note
 
-    by_method = {job.method: job for job in work if not job.done}
+    by_method = {job.method: job for job in work if not job.done}  # one job of each
     notes = [size_note(job.config) for job in by_method.values()]
     return [note for note in notes if note]
 

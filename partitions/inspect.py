@@ -116,7 +116,8 @@ def sample_counts(federation: Federation) -> np.ndarray:
 
 def client_values(federation: Federation) -> list[np.ndarray]:
     """The values (n, k) of each client whose labels are values, in the labels' unit."""
-    mean, std = np.array(federation.targets.mean), np.array(federation.targets.std)
+    mean = np.array(federation.targets.mean)
+    std = np.array(federation.targets.std)
     values = []
     for client in range(federation.num_clients):
         y = federation.share(client).everything.labels()

@@ -56,8 +56,10 @@ class Read:
 
     def parts(self, batched: bool) -> tuple[Part, ...]:
         """The parts that one sample's packed inputs consist of; () for a single input."""
+        if not self.names:
+            return ()
         parts: list[Part] = []
-        for name, tensor in zip(self.names, self.tensors, strict=True) if self.names else ():
+        for name, tensor in zip(self.names, self.tensors, strict=True):
             shape = tuple(tensor.shape[1:] if batched else tensor.shape)
             parts.append(Part(name, shape, not tensor.is_floating_point()))
         return tuple(parts)

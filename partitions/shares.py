@@ -374,10 +374,11 @@ class Share:
 
 def _moment(value: Any) -> Moment:
     """A finite number, or one for each channel."""
-    numbers = tuple(map(float, value if isinstance(value, list) else [value]))
+    by_channel = isinstance(value, list)
+    numbers = tuple(map(float, value)) if by_channel else (float(value),)
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{value!r} is not finite")
-    return numbers if isinstance(value, list) else numbers[0]
+    return numbers if by_channel else numbers[0]
 
 
 def _check_rows(arrays: dict[str, Tensor], shape: tuple[int, ...]) -> None:

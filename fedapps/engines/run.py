@@ -150,9 +150,11 @@ def _end_at_once(paused: threading.Event, code: int) -> None:
 def _forget_trainings(jobs: Sequence[Job]) -> None:
     """Remove the kept rounds of each training whose runs have all finished; a run that did not will
     take them when it resumes."""
-    needed = {job.config["training-dir"] for job in jobs if job.error or not job.done}
-    folders = {job.config["training-dir"] for job in jobs}
-    forget(str(folder) for folder in folders - needed)
+    folders = {str(job.config["training-dir"]) for job in jobs}
+    for job in jobs:
+        if job.error or not job.done:
+            folders.discard(str(job.config["training-dir"]))
+    forget(folders)
 
 
 def _prepare(job: Job) -> None:

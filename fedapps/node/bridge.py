@@ -90,8 +90,8 @@ def reply_to(message: Message, context: Context, make_client: MakeClient) -> Mes
     method = str(config.get(METHOD, context.run_config.get("method", "")))
     client = make_client(context, method)
     file = _state_file(context, method)
-    after = message.metadata.message_type in client.saves_state_after
-    if file is None or not (client.state_across_runs and after):
+    must_store = message.metadata.message_type in client.saves_state_after
+    if file is None or not (must_store and client.state_across_runs):
         return _reply_of(client, message, context, method, config, arrays)
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.parent, wait=True):  # another run may be spending the same budget
@@ -227,7 +227,10 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
 
 
 def _state_file(context: Context, method: str) -> Path | None:
-    """Its name does not contain the node's id, which the server decides."""
+    """The file of the method's state in the node's ``state-dir``, None without this folder.
+
+    Its name does not contain the node's id, which the server decides. Raises ValueError for a
+    method's name that is no file name."""
     folder = context.node_config.get("state-dir")
     if not folder:
         return None
@@ -241,9 +244,9 @@ def _state_file(context: Context, method: str) -> Path | None:
 def load_state(context: Context, method: str, client: Client, token: str = "") -> Arrays:
     """The method's state of the client on this node; states of other methods are dropped.
 
-    If a run with another `token` wrote the file, only `state_across_runs` arrays are taken from it.
-    A file or a message without a token matches any. Those arrays are the file's also where memory
-    has others, since another run may have written it, and stay when methods change."""
+    Without a state in memory it is that in the file, if the run of this `token` wrote it, or if
+    either has no token. From the file of another run only `state_across_runs` arrays are taken.
+    These are always the file's, even if memory has some, and they stay when methods change."""
     _drop_other_methods(context, method)
     state = _arrays(context, STATE + method)
     across_runs = _arrays(context, ACROSS_RUNS + method)
@@ -258,7 +261,7 @@ def load_state(context: Context, method: str, client: Client, token: str = "") -
             return saved
         across_runs = saved
     elif file is not None and lasting:
-        # Another run may have written the file since this process stored the arrays across runs.
+        # Another run may have written the file since this process stored its state.
         across_runs, _ = _read_state(file)
     loaded = {name: array for name, array in state.items() if not name.startswith(lasting)}
     for name, array in across_runs.items():
