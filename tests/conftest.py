@@ -78,6 +78,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One worker more than cores: while one waits for a process, no core is idle."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Files are dealt to workers; those that wait are one worker's, the others fill the time."""
     return Scheduling(config, log)
