@@ -76,4 +76,6 @@ def names_in(text: object) -> list[str]:
 def listed(names: Sequence[str]) -> str:
     """The first names, separated by commas."""
     shown = ", ".join(f"{name:.60}" for name in names[:SHOWN])
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
+    if len(names) > SHOWN:
+        shown += f" and {len(names) - SHOWN} more"
+    return shown

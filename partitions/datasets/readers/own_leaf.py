@@ -70,9 +70,13 @@ def read_leaf(
     if not whole and "train" not in files:
         raise ValueError(f"{path} holds test files alone; training needs the folder train")
     splits = {}
-    for split, of_split in files.items():
-        splits[split] = _split(of_split)
-    samples = [sample for split in splits.values() for sample in split.inputs]
+    samples: list[Any] = []
+    users: list[str] = []
+    for name, of_split in files.items():
+        split = _split(of_split)
+        splits[name] = split
+        samples += split.inputs
+        users += split.users
     if not samples:
         raise ValueError(f"{path} holds users without samples")
     notes: list[str] = []
@@ -81,7 +85,6 @@ def read_leaf(
         raw = _texts(splits, path, whole, task, declared, notes)
     else:
         raw = _numbers(splits, path, whole, task, declared, notes)
-    users = [user for split in splits.values() for user in split.users]
     num_train = len(splits["train"].users) if "train" in splits else 0
     raw = replace(raw, columns={USER: np.array(users)}, num_train=num_train, owner=USER)
     return raw.noted(*notes)

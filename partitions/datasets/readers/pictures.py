@@ -132,10 +132,11 @@ def _owners(raw: Raw, level: int, folder: Path) -> list[str]:
     owners = raw.columns[other]
     names = np.unique(owners).tolist()
     classes_of = [tuple(np.unique(raw.y[owners == name])) for name in names]
-    if len(names) < 2 or max(map(len, classes_of)) < 2:  # patients of one class each
+    most_classes = max(map(len, classes_of), default=0)  # of an owner
+    if len(names) < 2 or most_classes < 2:  # patients of one class each
         return []
     count = len(raw.classes)
-    which = f"up to {max(map(len, classes_of))} of {count} classes"
+    which = f"up to {most_classes} of {count} classes"
     if set(classes_of) == {tuple(range(count))}:
         which = f"the same {count} classes"
     return [
@@ -147,7 +148,10 @@ def _owners(raw: Raw, level: int, folder: Path) -> list[str]:
 
 def _shown(names: Sequence[str]) -> str:
     """The first three names."""
-    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    shown = ", ".join(names[:3])
+    if len(names) > 3:
+        shown += ", …"
+    return shown
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:
