@@ -16,7 +16,7 @@ from fedapps.results.formats import (
     spread_cell,
     summarize,
 )
-from fedapps.results.runs import SCORES
+from fedapps.results.runs import NUMBERS, SCORES
 from fedapps.settings.config import Config, defaults, effective, override
 from fedapps.settings.experiments import (
     Experiment,
@@ -280,15 +280,16 @@ def measured(part: Part, runs: "DataFrame") -> list[Cell]:
             for row, values in column[score].items():
                 if row in groups:
                     scored = runs.iloc[groups[row]]
-                    found += _cell(column["name"], row, score, scored, values)
+                    found += cells_of(column["name"], row, score, scored, values)
     return found
 
 
-def _cell(
-    column: str, row: str, score: str, runs: "DataFrame", published: Sequence[float]
+def cells_of(
+    column: str, row: str, score: str, runs: "DataFrame", published: Sequence[float] = ()
 ) -> list[Cell]:
-    """The cell of these runs; [] if they lack the score."""
-    key = f"best {score}"
+    """The cell of these runs, at their best rounds; [] if they lack the score. A score is one of
+    `SCORES`, or a number of `NUMBERS`, which belongs to no round."""
+    key = score if score in NUMBERS else f"best {score}"
     scored = runs.dropna(subset=[key]) if key in runs else runs[:0]
     if scored.empty:
         return []
@@ -342,8 +343,10 @@ def as_table(table: str, parts: Sequence[Part], found: Sequence[Cell]) -> TextTa
     return TextTable(title, headings, lines, caption)
 
 
-def as_record(table: str, command: str, changes: Mapping[str, Any], found: Iterable[Cell]) -> str:
-    """The cells as JSON, which the coverage page is made from."""
+def as_record(
+    table: str, command: str, changes: Mapping[str, Any], found: Iterable[Cell], **more: str
+) -> str:
+    """The cells as JSON, which the coverage page is made from; `more` texts stand at its head."""
     lines = []
     for cell in found:
         line = {key: value for key, value in vars(cell).items() if key != "published"}
@@ -353,6 +356,7 @@ def as_record(table: str, command: str, changes: Mapping[str, Any], found: Itera
         lines.append(json.dumps(line, ensure_ascii=False))
     head = {
         "table": table,
+        **more,
         "command": command,
         "commit": commit(),
         "version": version("fedapps"),

@@ -1,0 +1,48 @@
+"""Records of measurements: columns and rows by hand, and what an existing record keeps."""
+
+import json
+
+import pytest
+from run_folders import leave
+
+from experiments import record
+from fedapps.results.runs import read_runs
+
+
+def test_a_record_by_hand(tmp_path, monkeypatch):
+    """Novel clients by two α; at α = 1.0 (0.90 + 0.94) / 2 = 92 %, deviation √(2²+2²) = 2.83."""
+    monkeypatch.setattr(record, "MEASURED", tmp_path)
+    runs = tmp_path / "runs"
+    for seed, accuracy in enumerate((0.90, 0.94)):
+        changes = {"dataset": "digits", "partition": "dirichlet-split", "rounds": 7}
+        leave(runs / "far", "fedavg", seed, [accuracy], **changes, **{"partition.novel-alpha": 1.0})
+    leave(runs / "near", "fedavg", 0, [0.5], **changes, **{"partition.novel-alpha": 0.1})
+    record.main("alphas", [runs / "far", runs / "near"], "fedapps run", page="digits.md",
+                column="α = {partition.novel-alpha}", scores="novel")  # fmt: skip
+    saved = json.loads((tmp_path / "alphas.json").read_text("utf-8"))
+    far, near = saved["cells"]
+    assert far["column"] == "α = 1.0" and near["column"] == "α = 0.1"
+    assert far["value"] == pytest.approx(92) and far["spread"] == pytest.approx(2.8284)
+    assert far["seeds"] == [0, 1] and near["seeds"] == [0] and near["spread"] is None
+    assert (far["row"], far["score"], far["rounds"]) == ("fedavg", "novel", 7)
+    record.main("alphas", [runs / "near"])  # the texts are those of before
+    again = json.loads((tmp_path / "alphas.json").read_text("utf-8"))
+    assert again["cells"] == [near] and again["page"] == "digits.md"
+
+
+def test_what_a_record_refuses(tmp_path):
+    """Two runs of one seed in a cell, an unknown setting and an unknown score."""
+    for alpha in (0.1, 1.0):
+        changes = {"partition": "dirichlet-split", "partition.novel-alpha": alpha}
+        leave(tmp_path / str(alpha), "fedavg", 0, [0.5], **changes)
+    cells = []
+    for folder in sorted(tmp_path.iterdir()):
+        cells += record.recorded(read_runs(folder)[0], "digits", ["novel"])
+    with pytest.raises(ValueError, match=r"row 'fedavg' has the seeds \[0, 0\]; name the setting"):
+        record.check_seeds(cells)
+    record.check_seeds(cells[:1])
+    runs = read_runs(tmp_path / "0.1")[0]
+    with pytest.raises(ValueError, match="names 'alfa', which is no setting"):
+        record.recorded(runs, "{alfa}", ["novel"])
+    with pytest.raises(ValueError, match="names 'novell'; known: train, novel"):
+        record.recorded(runs, "digits", ["novell"])
