@@ -59,8 +59,8 @@ def recorded(runs: "DataFrame", template: str, scores: list[str]) -> list[Cell]:
 
 
 def check_seeds(cells: list[Cell]) -> None:
-    """Raise ValueError for a row and a column with a seed twice: their runs differ in a setting that
-    neither names."""
+    """Raise ValueError for a row and a column that have a seed twice: their runs differ in a
+    setting that neither names."""
     seeds: dict[tuple[str, str, str], list[int]] = {}
     for cell in cells:
         seeds.setdefault((cell.column, cell.row, cell.score), []).extend(cell.seeds)
