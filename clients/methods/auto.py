@@ -201,7 +201,8 @@ class AutoClient(HoldingOut):
         return NONE if choice == KEEP else self.names[choice]
 
     def described(self, decision: Decision) -> Metrics:
-        """T, t, k, the choice, and d and w of the candidate with the highest expected gain."""
+        """T, t, k, the choice and its expected gain; d and w of the candidate that is expected to
+        gain most."""
         rule = Rule.of(self.rule)
         assert rule.misfit_limit is not None and rule.guard is not None
         able = able_in(decision.regime, self.names)
@@ -213,11 +214,19 @@ class AutoClient(HoldingOut):
             "guard": float(rule.guard[decision.regime]),
             "changed": float(decision.changed[first]) if able.any() else 0.0,
             "win-rate": float(decision.win_rates[first]) if able.any() else 0.0,
+            "expected-gain": self.expected_gain(decision),
             "chosen-none": float(decision.choice == KEEP),
         }
         for place, name in enumerate(self.names):
             metrics[f"chosen-{name}"] = float(decision.choice == place)
         return metrics
+
+    @staticmethod
+    def expected_gain(decision: Decision) -> float:
+        """d w of the choice, as a share of the inputs; 0 if FedAvg's model is kept."""
+        if decision.choice == KEEP:
+            return 0.0
+        return float(decision.changed[decision.choice] * decision.win_rates[decision.choice])
 
     def explained(self, decision: Decision, n: int) -> Choice:
         """The choice for n inputs, and why, in one sentence."""

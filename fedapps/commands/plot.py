@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-OF_RUNS = ("curves", "time", "clients")
+OF_RUNS = ("curves", "time", "clients", "decisions")
 OF_A_MODEL = ("confusion", "embeddings", "rates", "traces")
 KINDS = (*OF_RUNS, "swept", "gain", *OF_A_MODEL)
 
@@ -37,7 +37,8 @@ def plot(
     allow: Allowed = None,
 ) -> None:
     """Draw learning curves by round or simulated time, accuracy against a setting, clients,
-    confusion, embeddings, rates, traces; gain: of novel clients, by subfolder."""
+    decisions without labels, confusion, embeddings, rates, traces; gain: of novel clients, by
+    subfolder."""
     console = make_console()
     with refusals():
         if kind not in KINDS:

@@ -21,6 +21,7 @@ from fedapps.results.runs import (
     check_one_main_score,
     clients_of,
     column,
+    decisions_of,
     rounds_of,
     score_keys,
 )
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MARKED = 20  # points of a line that have a marker
+NO_CHANGE = "none"  # the choice of a client that keeps the global model
 MAX_NUMBERED_CELLS = 400  # of a matrix; in smaller cells numbers would overlap
 # Okabe and Ito's colours in an order in which neighbours differ in grey; every line also has its
 # dashes and its marker.
@@ -145,6 +147,40 @@ def clients(runs: "DataFrame") -> "Figure":
         axis.set_xticks(range(len(names)), [shown(name) for name in names], rotation=30, ha="right")
         # Every panel has a place for every method, also for one without values in it.
         axis.set_xlim(-0.5, len(names) - 0.5)
+    return figure
+
+
+def decisions(runs: "DataFrame") -> "Figure":
+    """What novel clients chose without labels: T / t against the gain that was expected and, where
+    labels exist, against the measured one. A dot is a client, all seeds together. Above 1 the
+    proportions of the classes do not explain a client's inputs.
+
+    Raises ValueError for runs without choices."""
+    from matplotlib.figure import Figure
+
+    dots = decisions_of(runs)
+    dots = dots[dots.limit > 0].dropna(subset="misfit")
+    if dots.empty:
+        raise ValueError("no novel client of these runs made a choice; auto's clients do")
+    gains = {"expected": "expected gain", "gain": "measured gain"}
+    columns = [name for name in gains if dots[name].notna().any()]
+    figure = Figure(figsize=(5 * len(columns), 4), layout="constrained")
+    panels = figure.subplots(1, len(columns), sharex=True, sharey=True, squeeze=False)[0]
+    axes = dict(zip(columns, panels, strict=True))
+    styles = _styles(sorted(dots.chosen.unique(), key=lambda name: (name != NO_CHANGE, name)))
+    for name, axis in axes.items():
+        for chosen, style in styles.items():
+            group = dots[dots.chosen == chosen].dropna(subset=name)
+            look = style | {"linestyle": "none", "label": shown(chosen)}
+            axis.plot(group.misfit / group.limit, group[name], alpha=0.7, **look)
+        axis.axvline(1.0, color=BLACK, linewidth=1, linestyle=":")
+        axis.axhline(0.0, color=BLACK, linewidth=1, alpha=0.3)
+        # Clients with other inputs lie far above 1, those without shift around 0.
+        axis.set_xscale("symlog", linthresh=1.0)
+        axis.set(xlabel="T / t", title=gains[name])
+        axis.grid(alpha=0.3)
+    panels[0].set_ylabel("gain in points")
+    _legend(figure, axes)
     return figure
 
 
@@ -333,4 +369,5 @@ FIGURES: dict[str, Callable[["DataFrame"], "Figure"]] = {
     "curves": curves,
     "time": time,
     "clients": clients,
+    "decisions": decisions,
 }

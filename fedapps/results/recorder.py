@@ -49,6 +49,9 @@ CHOICE = {"train": ("{}",), "novel": ("global-{}", "{}")}
 SETTINGS = ("method", "dataset", "partition", "model", "seed")  # which the summary repeats
 PRIVACY_KEYS = ("epsilon", "delta", "noise-multiplier", "sigma", "generator", "terms")
 CLIENT_METRICS = ("sub-population", "head")  # of a single client, beside its accuracy
+CHOSEN = "chosen-"  # prefix of metrics: the share of batches in which a correction was chosen
+# Of a client that chose: T, t, what it expects to win; the main score without the choice.
+DECISION_METRICS = ("misfit", "misfit-limit", "expected-gain", "base-accuracy")
 
 
 class Recorder:
@@ -497,4 +500,20 @@ def _client(update: Update) -> dict[str, Any]:
     for name in CLIENT_METRICS:
         if name in update.metrics:
             scores[name] = update.metrics[name]
-    return scores
+    return scores | _decision(update.metrics)
+
+
+def _decision(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client decided, and from what; of several batches the most frequent choice. {} for a
+    client that chose nothing."""
+    shares: dict[str, float] = {}
+    for name in sorted(metrics):
+        if name.startswith(CHOSEN):
+            shares[name.removeprefix(CHOSEN)] = metrics[name]
+    if not shares:
+        return {}
+    decision: dict[str, Any] = {"chosen": max(shares, key=lambda name: shares[name])}
+    for name in DECISION_METRICS:
+        if name in metrics:
+            decision[name] = metrics[name]
+    return decision

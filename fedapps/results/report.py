@@ -16,12 +16,14 @@ from fedapps.files import write_text
 from fedapps.results import plot
 from fedapps.results.comparison import SHOTS, compare, several, side_by_side
 from fedapps.results.formats import UNKNOWN, TextTable, mean_cell, number_cell
+from fedapps.results.gains import HARM
 from fedapps.results.runs import (
     MAIN,
     MAIN_KEYS,
     Column,
     clients_of,
     column,
+    decisions_of,
     failures,
     main_scores,
     read_rounds,
@@ -95,6 +97,11 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
     if drawn_rounds.time.notna().any():
         name = "scores by simulated time, a line for each method"
         times = plot.as_svg(plot.time(runs, points), name)
+    decided = decisions_of(with_clients)
+    choices = ""
+    if (decided.misfit.notna() & (decided.limit > 0)).any():
+        name = "what each novel client chose, by T over t and its gain, a dot for each client"
+        choices = plot.as_svg(plot.decisions(with_clients), name)
     dots = ""
     if clients_of(with_clients).value.notna().any():
         name = "each client's score, a dot for each client and a box for each method"
@@ -111,6 +118,9 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
         "bands": bands(runs),
         "rounds": [_by_round(rounds, key) for key in MAIN_KEYS],
         "f1": f1_by_type(runs),
+        "trainings": shared_trainings(runs),
+        "choices": choices,
+        "decided": decision_tables(with_clients),
         "dots": dots,
         "boxes": BOXES,
         "clients": clients,
@@ -121,6 +131,63 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
         "versions": _versions(runs.folder.iloc[0]),
         "colours": plot.COLOURS,
     }
+
+
+def shared_trainings(runs: "DataFrame") -> list[str]:
+    """A sentence for each set of methods that had one training in each seed."""
+    methods: dict[tuple[str, int], list[str]] = {}  # by the training's folder and the seed
+    for run in runs.itertuples():
+        folder = str(run.config.get("training-dir", ""))
+        if folder:
+            methods.setdefault((folder, run.seed), []).append(run.method)
+    groups: dict[tuple[str, ...], list[str]] = {}  # seeds by methods
+    for (_, seed), names in methods.items():
+        if len(names) > 1:
+            groups.setdefault(tuple(names), []).append(str(seed))
+    sentences = []
+    for group, seeds in groups.items():
+        seed_words = f"seed {seeds[0]}" if len(seeds) == 1 else f"each of seeds {', '.join(seeds)}"
+        sentences.append(f"{', '.join(group)} share one training in {seed_words}.")
+    return sentences
+
+
+def decision_tables(runs: "DataFrame") -> list[TextTable]:
+    """Novel clients that chose a correction without labels: means by choice, then each client. []
+    if none did."""
+    clients = decisions_of(runs)
+    if clients.empty:
+        return []
+    clients["harmed"] = 100 * (clients.gain < HARM).where(clients.gain.notna())
+    rows = []
+    for (method, chosen), group in clients.groupby(["method", "chosen"], sort=False):
+        share = 100 * len(group) / (clients.method == method).sum()
+        numbers = [
+            f"{share:.0f} %",
+            number_cell(group.misfit.mean(), 2),
+            number_cell(group.limit.mean(), 2),
+            number_cell(group.expected.mean(), 2, signed=True),
+            number_cell(group.gain.mean(), 2, signed=True),
+            number_cell(group.harmed.mean(), 0),
+        ]
+        rows.append([method, chosen, *numbers])
+    columns = ["method", "chosen", "clients", "T", "t", "expected", "measured", "harmed, %"]
+    caption = (
+        "means over clients; T over t: the proportions of the classes do not explain the inputs; "
+        "gains over the global model in points, expected without labels and measured with them; "
+        "harmed: loses more than a point"
+    )
+    tables = [TextTable("", columns, rows, caption)]
+    rows = []
+    for client in clients.itertuples(index=False):
+        numbers = [
+            number_cell(client.misfit, 2),
+            number_cell(client.limit, 2),
+            number_cell(client.expected, 2, signed=True),
+            number_cell(client.gain, 2, signed=True),
+        ]
+        rows.append([client.client, client.method, str(client.seed), client.chosen, *numbers])
+    columns = ["client", "method", "seed", "chosen", "T", "t", "expected", "measured"]
+    return [*tables, TextTable("", columns, rows, "each novel client, at the reported round")]
 
 
 def bands(runs: "DataFrame") -> str:

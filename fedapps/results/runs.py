@@ -242,6 +242,32 @@ def clients_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
     return frame.assign(value=frame.value.astype(float))
 
 
+def decisions_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
+    """A row per run and novel client that chose a correction: the correction as `chosen`, T and t
+    as `misfit` and `limit`, the `expected` and the measured `gain` in points, NaN where unknown.
+    `run` is the run's index in `runs`."""
+    from pandas import DataFrame
+
+    rows = []
+    for run in runs.itertuples():
+        evaluation = _evaluation(run.summary, round_)
+        if evaluation is None:
+            continue
+        for name, client in evaluation.per_client.items():
+            if client.role != "novel" or not client.chosen:
+                continue
+            gain = None
+            if client.accuracy is not None and client.base_accuracy is not None:
+                gain = 100 * (client.accuracy - client.base_accuracy)
+            expected = client.expected_gain
+            points = None if expected is None else 100 * expected
+            numbers = (client.misfit, client.misfit_limit, points, gain)
+            rows.append((run.Index, run.method, run.seed, name, client.chosen, *numbers))
+    numbers_of = ["misfit", "limit", "expected", "gain"]
+    frame = DataFrame(rows, columns=["run", "method", "seed", "client", "chosen", *numbers_of])
+    return frame.astype(dict.fromkeys(numbers_of, float))
+
+
 def column(key: str) -> Column:
     """What the runs' column ``best KEY`` or ``last KEY`` holds: one of `SCORES`, or a user's own
     score, whose key is ``train-NAME`` or ``novel-NAME``."""

@@ -64,6 +64,12 @@ class ClientResult(Model):
     accuracy: Rate = None
     rmse: Rate = None  # in the place of the accuracy where the labels are values
     examples: Count
+    # Of a client that chose a correction without labels, "none" among them; gains are shares.
+    chosen: Annotated[str, Field(pattern=r"^[\w.+-]*$", max_length=60)] = ""
+    misfit: Rate = None
+    misfit_limit: Rate = Field(None, alias="misfit-limit")
+    expected_gain: Rate = Field(None, alias="expected-gain")
+    base_accuracy: Rate = Field(None, alias="base-accuracy")
 
     @model_validator(mode="after")
     def _has_main_score(self) -> Self:

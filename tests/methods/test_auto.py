@@ -117,10 +117,11 @@ def test_each_choice_is_its_correction(place, name):
         assert f"{gain:.1f} points are expected to be won" in other.choice.reason
         assert metrics["chosen-bbse"] == 1 and metrics["chosen-none"] == 0
         assert metrics["win-rate"] == pytest.approx(0.9)
+        assert metrics["expected-gain"] == pytest.approx(gain / 100)
         assert metrics["changed"] == case.changed[0]
         assert not torch.equal(z.argmax(1), base.argmax(1))
     if place < 0:
-        assert metrics["chosen-none"] == 1
+        assert metrics["chosen-none"] == 1 and metrics["expected-gain"] == 0
     # No newcomer had fewer than 20 inputs, so nothing is known of a client with 19.
     torch.testing.assert_close(other.predict(x[:19]), Client.predict(other, x[:19]))
     assert other.adaptation_metrics == {}
