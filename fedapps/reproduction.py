@@ -51,6 +51,17 @@ class Part:
     substitute: str = ""
 
     @property
+    def changes(self) -> dict[str, Any]:
+        """The settings that the substitute needs. It has no superclasses, so that each class stands
+        for one."""
+        if not self.substitute:
+            return {}
+        changes: dict[str, Any] = {"dataset": self.substitute}
+        if self.experiment.settings.get("partition") == "coarse":
+            changes |= {"partition": "pathological", "partition.classes-per-client": 1}
+        return changes
+
+    @property
     def folder(self) -> str:
         """The name of its folder in that of the table."""
         name = self.name.rpartition("/")[2]
@@ -146,8 +157,7 @@ def requested(part: Part, rounds: int, seeds: str) -> Experiment:
     if rounds:
         changes["rounds"] = rounds
         methods = _without_rounds(part.experiment.methods)
-    if part.substitute:
-        changes["dataset"] = part.substitute
+    changes |= part.changes
     experiment = part.experiment | Experiment(changes, methods=methods, seeds=seeds)
     experiment.allow()
     return experiment
@@ -204,6 +214,8 @@ def check_facts(part: Part) -> list[str]:
                 f"the data of {column['name']} are not the paper's: {', '.join(wrong)}. "
                 f"`fedapps run {part.name}` runs them all the same"
             )
+        if "partition" in part.changes:
+            words.append(f"{part.substitute} has no superclasses: a client has one class")
         lines.append(f"{column['name']}: {', '.join(words)}")
     return lines
 
@@ -242,7 +254,7 @@ def _config(part: Part, column: Column) -> Config:
     """The configuration of the first run of a column."""
     for label, config in runs_of(part.experiment):
         if row_of(label, cells(column)) is not None and has(config, column["at"]):
-            return config | {"dataset": part.substitute} if part.substitute else config
+            return config | part.changes
     raise ValueError(f"{part.name} has no run of the column {column['name']}")
 
 

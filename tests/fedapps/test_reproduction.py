@@ -7,7 +7,7 @@ from dataset_files import idx_pairs
 from run_folders import leave
 from small_runs import fedapps
 
-from fedapps.reproduction import as_table, measured, parts_of, requested
+from fedapps.reproduction import as_table, check_facts, measured, parts_of, requested
 from fedapps.results.method_code import essence
 from fedapps.results.runs import read_runs
 
@@ -37,6 +37,22 @@ def test_data_choose_their_column_or_stand_for_the_papers():
     assert asked.settings["dataset"] == "mnist" and asked.settings["rounds"] == 2
     assert "rounds=" in part.experiment.methods and "rounds=" not in asked.methods
     assert asked.seeds == "4"
+
+
+def test_classes_stand_for_the_superclasses_that_a_substitute_has_not(tmp_path, monkeypatch):
+    """pFedHN's Figure 4, a superclass of CIFAR-100 a client: 200 images of 10 classes
+    for 10 clients, each with one class."""
+    idx_pairs(tmp_path / "mnist")
+    monkeypatch.setenv("FEDAPPS_DATA_DIR", str(tmp_path))
+    (part,) = parts_of("pfedhn/figure4", "mnist")
+    part.experiment.settings["num-clients"] = 10
+    asked = requested(part, rounds=2, seeds="0").settings
+    assert asked["partition"] == "pathological" and asked["partition.classes-per-client"] == 1
+    (line,) = check_facts(part)
+    assert line.endswith("mnist has no superclasses: a client has one class")
+    assert "clients 10, classes 10" in line
+    (own,) = parts_of("pfedhn/figure4")
+    assert requested(own, rounds=2, seeds="0").settings["partition"] == "coarse"
 
 
 @pytest.mark.parametrize("table, data, text", [
