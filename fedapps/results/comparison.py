@@ -111,7 +111,9 @@ def _settings_of(runs: "DataFrame", keys: list[str]) -> "DataFrame":
 
     columns: dict[str, list[str]] = {}
     for key in keys:
-        columns[key] = [_value(run.method, run.config, key, keys) for run in runs.itertuples()]
+        columns[key] = []
+        for label, config in zip(runs.method, runs.config, strict=True):
+            columns[key].append(_value(label, config, key, keys))
     return DataFrame(columns, runs.index, dtype=object)
 
 

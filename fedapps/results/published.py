@@ -63,8 +63,8 @@ class Published:
 
     def of(self, runs: "DataFrame", score: str) -> float | None:
         """The value for a group of runs: that of the first run that has one."""
-        for run in runs.itertuples():
-            value = self.value(run.variant, run.config, score)
+        for label, config in zip(runs.variant, runs.config, strict=True):
+            value = self.value(label, config, score)
             if value is not None:
                 return value
         return None

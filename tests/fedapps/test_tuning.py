@@ -4,6 +4,7 @@ import csv
 import json
 import tomllib
 
+import matplotlib
 import numpy as np
 import pytest
 import tomli_w
@@ -32,6 +33,13 @@ lr = [0.0, 0.5]
 [search.tent]
 adapt-steps = { low = 0, high = 3 }
 """
+
+
+@pytest.fixture(autouse=True)
+def figures_without_fonts():
+    """A viewer's own fonts in trials.pdf: embedding others takes most of a figure's time."""
+    with matplotlib.rc_context({"pdf.use14corefonts": True}):
+        yield
 
 
 @pytest.fixture
