@@ -196,9 +196,9 @@ class Tuning:
             errors: list[str] = []
             max_trials = min(trials, len(_grid(self._space(method))) or trials)
             # Trials that failed in earlier calls are retried after all others.
-            failures = [trial for trial in _finished(study) if trial.value is None]
+            failures = [trial for trial in _finished(study.trials) if trial.value is None]
             while True:
-                missing = max_trials - len(_finished(study))
+                missing = max_trials - len(_finished(study.trials))
                 batch: Sequence[Trial | FrozenTrial]
                 if missing > 0:
                     batch = self._next_trials(study, method, min(self.parallel, missing))
@@ -209,9 +209,9 @@ class Tuning:
                     break
                 errors += self._run_batch(study, method, batch)
                 distinct_errors = {re.sub(r"[\d.]+", "", error) for error in errors}
-                all_failed = all(trial.value is None for trial in _finished(study))
-                fail_alike = len(errors) >= MAX_EQUAL_FAILURES and len(distinct_errors) == 1
-                if all_failed and fail_alike:
+                if len(errors) < MAX_EQUAL_FAILURES or len(distinct_errors) > 1:
+                    continue
+                if all(trial.value is None for trial in _finished(study.trials)):
                     break
             outcomes += self._outcomes(study, method)
             write_results(outcomes, self.config, self.seeds, self.output)
@@ -221,7 +221,7 @@ class Tuning:
         """The finished trials of the method's study."""
         measure = self._measure(method)
         outcomes = []
-        for number, trial in enumerate(_finished(study), 1):
+        for number, trial in enumerate(_finished(study.trials), 1):
             label = trial_label(method, self.search, trial.params)
             error = study.user_attrs.get(f"error {trial.number}", "")
             outcomes.append(Outcome(method, number, label, trial.value, error, measure))
@@ -274,17 +274,22 @@ class Tuning:
         from optuna.trial import TrialState
 
         space = self._space(method)
-        begun = study.get_trials(states=(TrialState.RUNNING,))
-        interrupted = [trial for trial in begun if trial.params.keys() == space.keys()]
+        trials = study.trials  # each look at them asks the database anew
+        interrupted = []
+        for trial in trials:
+            if trial.state == TrialState.RUNNING and trial.params.keys() == space.keys():
+                interrupted.append(trial)
         if interrupted:
             return interrupted[:count]
         # Each batch has its own seed, so a resumed study draws what it would have drawn.
-        study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(study)))
-        seen = [trial.params for trial in study.trials]
+        study.sampler = TPESampler(seed=int(self.config["seed"]) + len(_finished(trials)))
+        seen = [trial.params for trial in trials]
         points = [point for point in _grid(space) if point not in seen]
-        for number in np.random.default_rng(int(self.config["seed"])).permutation(len(points)):
-            if len(study.get_trials(states=(TrialState.WAITING,))) < count:
-                study.enqueue_trial(points[number])
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+        missing = max(count - len(waiting), 0)
+        order = np.random.default_rng(int(self.config["seed"])).permutation(len(points))
+        for number in order[:missing]:
+            study.enqueue_trial(points[number])
         return [study.ask(space) for _ in range(count)]
 
     def _run_batch(
@@ -405,10 +410,10 @@ def _grid(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
     return [dict(zip(space, point, strict=True)) for point in product(*values)]
 
 
-def _finished(study: "Study") -> "list[FrozenTrial]":
+def _finished(trials: "Sequence[FrozenTrial]") -> "list[FrozenTrial]":
     """The finished trials in order. A retry that succeeded replaces the trial that failed."""
     finished: dict[int, FrozenTrial] = {}  # by the number of the first try
-    for trial in study.trials:
+    for trial in trials:
         if trial.state.is_finished():
             finished[trial.user_attrs.get(RETRIED, trial.number)] = trial
     return list(finished.values())

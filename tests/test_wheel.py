@@ -110,18 +110,20 @@ def test_a_page_imports_from_fedapps_alone(page):
     assert {name for name in names_on(PAGES[page]) if not name.startswith("fedapps")} == set()
 
 
-def test_every_name_on_the_pages_exists_in_a_checkout_and_in_an_installed_package(installed):
+def test_an_installed_package_has_every_name_on_the_pages_and_runs_beside_a_users_own_clients(
+    installed, tmp_path
+):
+    """The checkout has the names as well."""
     names = sorted(set().union(*map(names_on, PAGES.values())))
     assert {"fedapps.clients.Client", "fedapps.strategies.FedAvg"} <= {*names}
     for name in names:
         resolve_name(name)
-    installed("-c", f"from pkgutil import resolve_name\nfor name in {names}: resolve_name(name)")
-
-
-def test_an_installed_package_runs_beside_a_users_own_clients(installed, tmp_path):
     installed(
         "-c",
         f"""
+from pkgutil import resolve_name
+for name in {names}:
+    resolve_name(name)
 from fedapps.commands.main import cli
 from fedapps.settings.experiments import experiments
 from fedapps import clients, partitions

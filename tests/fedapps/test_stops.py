@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from flwr.app import RecordDict
-from small_runs import SMALL, cut_before, dying_in, fedapps, federate, forked
+from small_runs import SMALL, cut_before, dying_in, fedapps, federate, forked, wait
 
+from fedapps import run
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.run import run_jobs
 from fedapps.files import locked, resume_command
@@ -135,25 +136,25 @@ def test_the_command_that_resumes_allows_the_runs_own_code(tmp_path):
     )
 
 
-INTERRUPTED = """
-import fedapps
-fedapps.run("fedavg", 0, output="out", engine="in-process", num_clients=4, rounds=30000,
-            local_steps=300, checkpoint_every=1, progress=False)
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_api_names_the_command_that_resumes(number, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while not saved_round(tmp_path / "out/fedavg-seed0"):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    process.send_signal(number)
-    got, errors = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in errors
+def test_an_interrupted_api_names_the_command_that_resumes(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"num_clients": 4, "rounds": 30000, "local_steps": 300, "checkpoint_every": 1}
+
+    with Path("said").open("w", buffering=1) as said, Path("errors").open("w") as errors:
+
+        def call():
+            sys.stdout, sys.stderr = said, errors
+            run("fedavg", 0, output="out", engine="in-process", progress=False, **settings)
+
+        child = forked(call)
+    try:
+        wait(lambda: saved_round(tmp_path / "out/fedavg-seed0"), 120, Path("errors").read_text)
+    finally:
+        os.kill(child, number)
+        os.waitpid(child, 0)
+    got = Path("said").read_text()
+    assert "KeyboardInterrupt" in Path("errors").read_text()
     assert "fedavg-seed0: stopped after round" in got
     assert got.endswith("stopped; to continue: fedapps run --resume out\n")
 

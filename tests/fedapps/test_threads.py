@@ -29,7 +29,6 @@ from strategies.methods.fedavg import FedAvg
 
 ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = """
-import torch
 torch.set_num_threads(3)
 import fedapps.api, fedapps.clientapp, fedapps.own_app, fedapps.estimate, fedapps.serverapp
 import fedapps.engines.run, fedapps.planning, fedapps.service.finished_run
@@ -93,20 +92,20 @@ def recorded(monkeypatch, three_threads):
     return counts
 
 
-def test_importing_sets_nothing():
-    """The entry points, which import most of the package; and no module calls it when imported."""
-    subprocess.run([sys.executable, "-c", ENTRY_POINTS], check=True, timeout=300)
+def test_a_new_thread_computes_on_one_and_importing_sets_nothing():
+    """In a new process. A run in process begins with such a thread, whose sums on three threads may
+    differ in the last bits. The entry points import most of the package."""
+    code = FIRST_PRODUCT + ENTRY_POINTS
+    environment = os.environ | {"OMP_NUM_THREADS": "3"}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=environment)
+
+
+def test_no_module_sets_threads_when_imported():
     for folder in ("partitions", "clients", "strategies", "fedapps"):
         for file in (ROOT / folder).rglob("*.py"):
             for statement in ast.parse(file.read_text("utf-8")).body:
                 definition = isinstance(statement, ast.FunctionDef | ast.ClassDef)
                 assert definition or "set_num_threads" not in ast.unparse(statement), file
-
-
-def test_the_first_product_of_a_new_thread_computes_on_one():
-    """As a run in process does. Its sum on three threads may differ in the last bits."""
-    environment = os.environ | {"OMP_NUM_THREADS": "3"}
-    subprocess.run([sys.executable, "-c", FIRST_PRODUCT], check=True, timeout=300, env=environment)
 
 
 def test_a_run_and_a_later_model_compute_on_one_thread_and_restore_the_callers(recorded, tmp_path):

@@ -252,11 +252,11 @@ def rates(tmp_path):
 
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_a_study_that_was_stopped_is_what_an_unbroken_one_is(parallel, tmp_path, monkeypatch):
-    """Of 14 trials of two seeds, stopped before the first one has its settings, after 3 runs, and
-    after 18 more, where the sampler models the ten or more that it has seen; in between, one trial
+    """Of 12 trials of two seeds, stopped before the first one has its settings, after 3 runs, and
+    after 14 more, where the sampler models the ten or more that it has seen; in between, one trial
     is asked for. The same trials in the same order, no finished run twice."""
 
-    def tuned(name, last=None, trials=14):
+    def tuned(name, last=None, trials=12):
         lab = Lab(last)
         tuning = Tuning(defaults(), [0, 1], SEARCH, tmp_path / name, parallel, lab.run)
         if last is None:
@@ -269,14 +269,14 @@ def test_a_study_that_was_stopped_is_what_an_unbroken_one_is(parallel, tmp_path,
         raise KeyboardInterrupt
 
     whole, ran = tuned("whole")
-    assert len({one.label for one in whole}) == 14
+    assert len({one.label for one in whole}) == 12
     assert any(one.validation is None for one in whole)
     with monkeypatch.context() as patch:
         patch.setattr("fedapps.tuning.trial_label", stopped)
         tuned("cut", 0)
     _, first = tuned("cut", 3)
     one, none = tuned("cut", trials=1)
-    _, more = tuned("cut", 18)
+    _, more = tuned("cut", 14)
     again, rest = tuned("cut")
     assert (one, again) == (whole[:1], whole)
     assert first + none + more + rest == ran
