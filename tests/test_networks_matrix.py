@@ -32,7 +32,8 @@ from strategies.core.rounds import PersonalizedStrategy
 
 KINDS = ("Norm", "Dropout", "Frozen", "Tied", "Buffers", "Everything")
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
-SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 2, "batch-size": 32}
+SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 2, "batch-size": 16}
+SMALL |= {"partition.samples": 600}
 NORMED = ("fedbn", "bn-adapt")
 REFUSED = {(m, kind): f"{m} needs .*{kind}" for m in NORMED for kind in KINDS[1:5]} | {
     ("fedma", "Norm"): "fedma matches .*'norm'",
@@ -182,7 +183,7 @@ class Disturbed(InProcessGrid):
 
 @pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].client.exchanges])
 def test_dropout_depends_only_on_the_message(method):
-    config = configuration(method, "Dropout")
+    config = configuration(method, "Dropout") | {"rounds": 2, "evaluate-every": 2}
     one, two = (
         bits(run(grid.simulation(app, config, 4), config)) for grid in (InProcessGrid, Disturbed)
     )

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,9 +22,11 @@ from fedapps.results.recorder import Recorder
 from fedapps.saved import read_client_states, read_state, state_bytes
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
+from strategies.core.rounds import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
+SMALL |= {"model": "mlp-small", "batch-size": 16, "partition.samples": 600}
 TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
 ADAM = {"odpfl-hn.server-optimizer": "adam", "odpfl-hn.server-lr": 0.001}
 LATE = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34,
@@ -57,12 +60,26 @@ def go(folder, method, config, **more):
     return run(grid, config, "in-process")
 
 
+@contextmanager
+def copied_before(number, folder, copy):
+    """The run's folder is copied when round `number` begins: what SIGKILL would leave of it."""
+    begin = PersonalizedStrategy.configure_train
+
+    def configure_train(self, server_round, *arguments):
+        if server_round == number:
+            shutil.copytree(folder, copy)
+        return begin(self, server_round, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PersonalizedStrategy, "configure_train", configure_train)
+        yield
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_resumed_is_as_good_as_undisturbed(name, tmp_path):
     method, config = CASES[name]
-    last = go(tmp_path / "whole", method, config)
-    with cut_before(3):
-        go(tmp_path / "cut", method, config)
+    with copied_before(3, tmp_path / "whole", tmp_path / "cut"):
+        last = go(tmp_path / "whole", method, config)
     resumed = go(tmp_path / "cut", method, config, resume=True)
     assert left(tmp_path / "whole") == left(tmp_path / "cut")
     assert {n: a.data for n, a in last.arrays.items()} == {

@@ -37,6 +37,9 @@ WEE = {
     "fedthe+.views": 2,
     "fedthe+.adapt-steps": 1,
     "memo.views": 2,
+    "pefll.local-steps": 3,  # local-steps does not change what a method sets itself
+    "flowdup.dimension": 200,
+    "auto.plays": 2,
     "auto.alpha": 0.5,  # a few training clients certify no less
 }
 
