@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,32 +39,25 @@ from fedapps.settings.config import defaults
 
 CONFIG = SMALL | {"num-clients": 4, "train-fraction": 0.75, "rounds": 3, "local-steps": 1}
 CONFIG |= {"checkpoint-every": 1, "evaluate-every": 1}
+CONFIG |= {"model": "mlp-small", "partition.samples": 600}
 CHANGES = ("replace", "rename", "unlink", "link")  # of a folder, as functions of os
 INPUTS = np.zeros((3, 1, 8, 8), np.uint8)
 
 
-class Cutter:
-    """Cuts a run before the change number `last` of its folder; counts them without one."""
+class Changes:
+    """Calls `before`, with their number, before each change of a folder."""
 
-    def __init__(self, patch, folder, last=None):
-        self.folder, self.last, self.seen = str(folder), last, 0
+    def __init__(self, patch, folder, before):
+        self.folder, self.before, self.seen = str(folder), before, 0
         for name in CHANGES:
             patch.setattr(os, name, self.watched(getattr(os, name)))
         patch.setattr(shutil, "rmtree", self.watched(shutil.rmtree))
-        end = Recorder.__exit__
-
-        def ended(recorder, kind, error, trace):
-            if kind is not Cut:  # a killed process tidies nothing up
-                end(recorder, kind, error, trace)
-
-        patch.setattr(Recorder, "__exit__", ended)
 
     def watched(self, function):
         def call(*arguments, **options):
             places = [str(a) for a in arguments if isinstance(a, str | Path)]
             if any(place.startswith(self.folder) and ".lock" not in place for place in places):
-                if self.seen == self.last:
-                    raise Cut
+                self.before(self.seen)
                 self.seen += 1
             return function(*arguments, **options)
 
@@ -144,26 +138,29 @@ def check_one_round(folder, rounds):
 
 @pytest.mark.parametrize("method", ["fedper", "scaffold"])
 def test_a_run_cut_before_any_change_of_its_folder_is_of_one_round_and_goes_on(method, tmp_path):
-    """FedPer's clients keep their heads, SCAFFOLD's server its control variate beside the model."""
+    """FedPer's clients keep their heads, SCAFFOLD's server its control variate beside the model.
+    One run's folder is copied before each of its changes: what SIGKILL would leave of it there."""
+    whole = tmp_path / "whole"
+
+    def cut(number):
+        if whole.exists():
+            copy(whole, tmp_path / f"cut-{number}")
+
+    copy = shutil.copytree
     with pytest.MonkeyPatch.context() as patch:
         rounds = RoundsOf(patch).arrays
-        counter = Cutter(patch, tmp_path / "whole")
-        run_in_process(config_of(method, tmp_path / "whole"))
-    expected = left(tmp_path / "whole")
-    assert check_one_round(tmp_path / "whole", rounds) == 2
+        changes = Changes(patch, whole, cut)
+        run_in_process(config_of(method, whole))
+    expected = left(whole)
+    assert check_one_round(whole, rounds) == 2
     opened = 0
-    for number in range(counter.seen):
+    for number in range(changes.seen):
         folder = tmp_path / f"cut-{number}"
-        with pytest.MonkeyPatch.context() as patch:
-            Cutter(patch, folder, number)
-            with pytest.raises(Cut):
-                run_in_process(config_of(method, folder))
         opened += check_one_round(folder, rounds)
-        if number % 9 == 0 or number > counter.seen - 5:  # the others agree, and take time
+        if number % 9 == 0 or number > changes.seen - 5:  # the others agree, and take time
             run_in_process(config_of(method, folder, resume=True))
             assert left(folder) == expected, number
-        shutil.rmtree(folder)
-    assert 0 < opened < 2 * counter.seen
+    assert 0 < opened < 2 * changes.seen
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +318,11 @@ def test_digests_that_are_none_are_refused(files, copied):
         FinishedRun(run)
 
 
+def cut_at(last, number):
+    if number == last:
+        raise Cut
+
+
 def test_a_delivered_model_is_of_one_update(tmp_path):
     """Cut before each change of its folder, the second model is not mixed with the first."""
     run_in_process(config_of("t3a", tmp_path / "run") | defaults() | CONFIG | {
@@ -341,14 +343,14 @@ def test_a_delivered_model_is_of_one_update(tmp_path):
     number, refused = 0, 0
     while True:
         with pytest.MonkeyPatch.context() as patch:
-            cutter = Cutter(patch, folder, number)
+            changes = Changes(patch, folder, partial(cut_at, number))
             try:
                 loaded.personalize(second).save(folder)
             except Cut:
                 pass
             else:
                 break
-        assert cutter.seen == number
+        assert changes.seen == number
         try:
             model = package.load_personal(folder)
         except ValueError as error:
