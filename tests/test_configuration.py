@@ -373,7 +373,8 @@ def test_the_command_refuses_a_change_without_effect(tmp_path):
 
 def test_a_run_computes_with_the_rate_that_the_command_says(tmp_path):
     """pFedHN has a rate of its own: its run with lr=0.1 is that with pfedhn.lr=0.1, to the bit."""
-    small = ["num-clients=4", "rounds=1", "local-steps=1", "--methods", "pfedhn"]
+    small = ["num-clients=4", "rounds=1", "local-steps=1", "pfedhn.hidden-dim=8"]
+    small += ["model=mlp-small", "--methods", "pfedhn"]
     models = []
     for rate in ("lr=0.1", "pfedhn.lr=0.1"):
         fedapps("run", rate, *small, "--engine", "in-process", "--output", str(tmp_path / rate))
@@ -397,6 +398,7 @@ def test_a_configuration_of_an_earlier_release_is_read_as_it_was(tmp_path):
 def test_a_run_of_an_earlier_release_can_be_used(tmp_path):
     """fedtta++, whose section was whole: shown, resumed, gone on from and personalized."""
     small = ["num-clients=4", "rounds=1", "local-steps=1", "fedtta++.max-steps=1"]
+    small += ["model=mlp-small"]
     options = ["--engine", "in-process", "--output"]
     first, run = str(tmp_path / "first"), tmp_path / "first" / "fedtta++-seed0"
     fedapps("run", *small, "--methods", "fedtta++", *options, first)

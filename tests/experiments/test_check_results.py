@@ -75,10 +75,10 @@ def test_an_experiments_file_is_cut(tmp_path):
 
 def test_a_command_that_fails_is_reported(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("    fedapps list methods\n    fedapps table nothing\n")
+    page.write_text("    fedapps list methods\n    fedapps list nothing\n")
     good, bad = run_page(page)
     assert good == ("fedapps list methods", "ok", "")
-    assert bad[:2] == ("fedapps table nothing", "FAILED")
+    assert bad[:2] == ("fedapps list nothing", "FAILED")
     assert "nothing" in bad[2]
 
 

@@ -39,7 +39,7 @@ def test_a_page_of_its_own(tmp_path):
 def test_a_page_stays_small(tmp_path, monkeypatch):
     """The rounds go first, then clients of the later seed, then all clients."""
     for seed in (0, 1):
-        leave(tmp_path, "fedavg", seed, [0.5], curve=[0.25, 0.75] * 150)
+        leave(tmp_path, "fedavg", seed, [0.5], curve=[0.25, 0.75] * 55)
     runs = read_runs(tmp_path)[0]
     whole = len(write_report(runs, tmp_path).read_bytes())
     left_out = []

@@ -204,7 +204,7 @@ federation(defaults()).share(0)
 slow = {"dp_accounting", "flwr_datasets", "matplotlib", "ray", "scipy.stats"}
 print("started with", *sorted(slow & set(sys.modules)))
 from fedapps.serverapp import run_in_process
-config = defaults() | {"num-clients": 4, "rounds": 1, "local-steps": 2}
+config = defaults() | {"num-clients": 4, "rounds": 1, "local-steps": 2, "pfedhn.hidden-dim": 8}
 for method in ("fedavg", "tent", "pfedhn", "fedtta++"):
     run_in_process(config | {"method": method})
 print("trained with", *sorted({"torch._dynamo"} & set(sys.modules)))
@@ -214,7 +214,8 @@ print("trained with", *sorted({"torch._dynamo"} & set(sys.modules)))
 def test_a_client_starts_without_slow_imports_and_trains_without_torch_s_compiler():
     """A process for each message: what it imports is what an exchange costs. Another process has
     dealt the rows. The compiler would cost every actor and every message seconds and 160 MB."""
-    divide().share(0)
+    for clients in (20, 4):
+        divide(num_clients=clients).share(0)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
     )
