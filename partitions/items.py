@@ -136,6 +136,8 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
         x, y, rows = tensors
         if len(rows):
             return _of_rows(x, y, rows, name, form)
+    if hasattr(items, "toarray"):  # of scipy
+        raise ValueError(f"inputs are {name}; give a dense array: x.toarray()")
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
         raise ValueError(
             f"{name} is not a dataset with items and a length above 0; of a stream of samples give "
@@ -143,7 +145,7 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
         )
     try:
         first = items[0]
-    except (LookupError, TypeError) as error:
+    except (LookupError, TypeError, NotImplementedError) as error:
         raise ValueError(
             f"{name} has no item 0: a dataset has items 0 … n - 1, each a sample; of a table "
             "or a dictionary give arrays (x, y)"

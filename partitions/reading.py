@@ -339,7 +339,15 @@ def as_array(value: Any) -> np.ndarray:
             f"an array has {np.ma.count_masked(value)} masked cells; fill them, as x.filled(0), or "
             "leave these samples out"
         )
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"a {type(value).__name__} holds rows of several lengths or kinds, which are no array; "
+            "give rows of one length, or each part by itself"
+        ) from error
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -311,7 +311,17 @@ def adopted(
     no logits of the `task`, or of `num_outputs`."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"{name!r} gives {type(network).__name__}, not a torch.nn.Module")
+    if isinstance(network, torch.jit.ScriptModule):
+        raise ValueError(
+            f"{name!r} gives a network of torch.jit, which takes no hooks; give the network before "
+            "torch.jit.script or torch.jit.trace"
+        )
     network = uncompiled(network)
+    if not any(True for _ in network.parameters()):
+        raise ValueError(
+            f"{name!r} gives {type(network).__name__} without parameters; there is nothing to "
+            "train: add a layer, such as torch.nn.Linear"
+        )
     if not trains_itself:
         check_trains_nothing(network)
     check_types(network)
@@ -397,7 +407,20 @@ def _tried(network: nn.Module, name: str, shape: tuple[int, ...], parts: Sequenc
                 return network(x)
             except FAILURES:
                 handle.remove()
-    raise ValueError(f"{name!r} cannot take inputs of shape {shape}: {failure}") from failure
+    hint = _hint_of_types(network)
+    raise ValueError(f"{name!r} cannot take inputs of shape {shape}: {failure}{hint}") from failure
+
+
+def _hint_of_types(network: nn.Module) -> str:
+    """What to write for parameters of another type than the inputs'; "" if there are none."""
+    types = {p.dtype for p in network.parameters() if p.is_floating_point()} - {torch.float32}
+    if not types:
+        return ""
+    shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
+    return (
+        f"; it has parameters of {shown}, and inputs are float32: return network.float(), or "
+        "convert the inputs in its forward pass"
+    )
 
 
 def _channel_counts(network: nn.Module) -> list[int]:

@@ -54,6 +54,7 @@ def data(
 
         if sum((info, check, export is not None)) > 1:
             raise ValueError("--info, --check and --export exclude each other; give one of them")
+        name = name.removeprefix("dataset=")  # as `fedapps run` takes it
         overrides = dict(map(parse_override, arguments or []))
         if "dataset" in overrides:
             raise ValueError(f"the dataset is {name}; remove dataset={overrides['dataset']}")

@@ -183,9 +183,22 @@ def numbered(labels: np.ndarray) -> Labels:
 
 
 def named(texts: np.ndarray) -> Labels:
-    """Texts as classes in alphabetical order."""
+    """Texts as classes in alphabetical order. Those that differ in case alone are noted."""
     classes, y = np.unique(texts, return_inverse=True)
-    return Labels(y.astype(np.int64), tuple(classes.tolist()))
+    names = tuple(classes.tolist())
+    first: dict[str, str] = {}
+    alike = []
+    for name in names:
+        other = first.setdefault(name.casefold(), name)
+        if other != name:
+            alike.append(f"{other} and {name}")
+    note = ""
+    if alike:
+        note = (
+            f"labels {', '.join(alike):.200} are several classes, though they differ in case "
+            "alone; write them alike if they mean the same"
+        )
+    return Labels(y.astype(np.int64), names, note)
 
 
 def of_node(given: Any, source: str) -> np.ndarray:
@@ -321,7 +334,7 @@ def _whole(labels: np.ndarray, source: str) -> np.ndarray:
 
 
 def _texts(labels: np.ndarray, source: str) -> np.ndarray:
-    """Texts without marks of a missing value."""
+    """Texts without blanks around them, and without marks of a missing value."""
     try:
         texts = labels.astype(str)
     except UnicodeDecodeError as error:
@@ -332,7 +345,7 @@ def _texts(labels: np.ndarray, source: str) -> np.ndarray:
     for text in np.unique(texts):
         if str(text).strip().lower() in MISSING_TEXTS:
             raise _missing(int(np.flatnonzero(texts == text)[0]), str(text), source)
-    return texts
+    return np.char.strip(texts)
 
 
 def _missing(row: int, label: Any, source: str) -> ValueError:

@@ -76,7 +76,7 @@ def test_classes_keep_their_names(form, tmp_path):
         (np.full(ROWS, 7), "all 300 samples have the label 7; .* add samples of another class"),
         (np.full(ROWS, "a"), "all 300 samples have the label a; .* add samples of another class"),
         (np.array([b"a", b"\xff"])[Y % 2], "bytes that are no ASCII text.*np.char.decode"),
-        (np.array(["a", 1], object)[Y % 2], r"Python objects: save texts as np.array\(texts"),
+        (np.array(["a", 1], object)[Y % 2], r"Python objects, .*: save texts as np.array\(texts"),
         (np.where(np.eye(3)[Y] == 1, np.nan, 0), "row 0, column . of the labels is nan, one of"),
         (X[:, :2] * 0 + [2, 3], "2 columns of whole numbers; set task=values .* task=labels"),
         (np.array([f"{n} mm" for n in range(ROWS)]), "300 different texts .* set task=classes if"),
@@ -105,6 +105,7 @@ def test_a_value_that_float32_does_not_have_is_refused(tmp_path):
         (np.where(np.arange(6) == 2, np.inf, X), "NaN or infinity, the first in sample 0; fill"),
         (np.zeros((ROWS, 6, 5)) + 0.5, "set inputs=signal for 6 channels .* or inputs=image"),
         (np.arange(ROWS * 4).reshape(ROWS, 4), "set inputs=tokens if .*, or inputs=vector"),
+        (np.zeros((ROWS, 4, 4, 5)), "of 5 channels, write the channels first.*inputs=image"),
         (np.full((ROWS, 6, 6), 4000, np.uint16), "from 4000 to 4000; give bytes from 0 to 255"),
     ],
 )  # fmt: skip
@@ -194,6 +195,7 @@ def test_columns_are_read_by_their_kind(kind, tmp_path):
     ("cells", "words"),
     [
         (np.nan, "300 cells without a value, the first in row 0 .*missing=mean.*ignore=f"),
+        (np.where(np.arange(ROWS) == 3, "inf", "1.5e0"), "holds infinity, in 1 cells, .* row 3 "),
         ([f"{n + 1000:,}" for n in range(ROWS)], "such as '1,000', whose comma .*ignore=f"),
         ([f"{v:.1f} mm" for v in X[:, 5]], r"numbers with a unit .*\(300 cells\).*ignore=f"),
         ([f"{n % 28 + 1} Mar 2020" for n in range(ROWS)], "dates or times such as '1 Mar 2020'"),
@@ -291,3 +293,32 @@ def test_data_under_a_relative_path_are_read_and_spoken_of_once(tmp_path, monkey
         described(job.config)
     said = [text for text in caplog.messages if "labels are one-hot" in text]
     assert len(said) == 2
+
+
+def test_texts_of_labels_have_no_blanks_around_them(tmp_path, caplog):
+    """Those that differ in case alone are named."""
+    blanks = np.where(np.arange(ROWS) % 2, "", " ")
+    path = table_file(tmp_path, label=np.char.add(WORDS[Y], blanks))
+    assert loaded(configuration(path)).classes == tuple(WORDS)
+    path = array_file(tmp_path, y=np.where(np.arange(ROWS) % 2, "yes", "Yes"))
+    assert loaded(configuration(path)).classes == ("Yes", "yes")
+    assert "labels Yes and yes are several classes, though they differ in case" in caplog.text
+
+
+def test_a_class_that_no_training_sample_has_is_named(tmp_path, caplog):
+    y = np.where(np.arange(ROWS) >= ROWS - 3, 3, Y)
+    np.savez(tmp_path / "d.npz", x_train=X[:200], y_train=y[:200], x_test=X[200:], y_test=y[200:])
+    assert loaded(configuration(tmp_path / "d.npz")).info.num_classes == 4
+    assert "no training sample has the class 3, of 3 samples held out" in caplog.text
+
+
+def test_whole_decimals_are_quantities_and_said(tmp_path, caplog):
+    x = (np.arange(ROWS * 4) % 300).reshape(ROWS, 4).astype(np.float16)
+    assert "vectors of 4 columns scaled" in line(array_file(tmp_path, x=x))
+    assert "quantities (inputs=vector); inputs=tokens reads token ids" in caplog.text
+    assert "4 tokens each" in line(array_file(tmp_path, x=x, name="tokens"), inputs="tokens")
+
+
+def test_tabs_under_their_own_ending(tmp_path):
+    TABLE.assign(label=Y).to_csv(tmp_path / "d.tsv", sep="\t", index=False)
+    assert loaded(configuration(tmp_path / "d.tsv")).x.shape == (ROWS, 5)

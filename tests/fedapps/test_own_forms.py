@@ -9,6 +9,7 @@ import pytest
 import torch
 from component_runs import run_components
 from datasets import Dataset, DatasetDict
+from scipy.sparse import csr_matrix
 from text_networks import Bag, Classifier, TwoKinds, padded, sentences
 from torch import nn
 from torch.utils.data import (
@@ -163,6 +164,39 @@ REFUSED = [
 def test_what_is_not_understood_names_what_to_write(form, words):
     with pytest.raises(RuntimeError, match=words):
         trained((form, form))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((csr_matrix(X), Y), r"inputs are csr_matrix; give a dense array: x\.toarray\(\)"),
+        ((memoryview(X.numpy()), Y), r"memoryview has no item 0"),
+        ({"train": (X, Y), "extra": (X, Y)}, r"keys train, extra; .* and test, not extra"),
+        ({"a": [[1], [1, 2]], "label": [0, 1]}, r"a list holds rows of several lengths"),
+    ],
+)
+def test_data_of_other_kinds_names_what_to_write(data, words):
+    with pytest.raises(RuntimeError, match=words):
+        trained(data)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (
+            lambda: linear().double(),
+            r"parameters of float64, and inputs are float32: .*\.float\(\)",
+        ),
+        (
+            lambda: torch.jit.script(linear()),
+            r"a network of torch\.jit.* before torch\.jit\.script",
+        ),
+        (nn.Identity, r"Identity without parameters; there is nothing to train: add a layer"),
+    ],
+)
+def test_networks_that_cannot_be_trained_name_what_to_write(network, words):
+    with pytest.raises(ValueError, match=words):
+        trained(((X, Y), (X, Y)), network)
 
 
 def test_a_declared_label_that_is_missing_is_no_input():

@@ -113,7 +113,7 @@ def test_what_is_said_of_data_is_said_in_each_process(tmp_path, caplog):
     config = saved(tmp_path, [[0, 1], [1, 0], [0, 1], [1, 0]], size=np.ones(9))
     for _ in range(2):
         described(config)
-        one_hot, unused = (message.rpartition("d.npz: ")[2] for message in caplog.messages)
+        one_hot, _, unused = (message.rpartition("d.npz: ")[2] for message in caplog.messages)
         assert one_hot == "labels are one-hot: 2 classes"
         assert unused == "arrays are left out (they hold no single value for each sample): size"
         caplog.clear()

@@ -21,6 +21,7 @@ PLAIN_NUMBER = re.compile(PLAIN)
 COMMA_NUMBER = re.compile(COMMA)
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}([,.' ])\d{3}(\1\d{3})*([.,]\d+)?")
 WITH_UNIT = re.compile(rf"[<>≤≥~]?\s*(?:{COMMA}|{PLAIN})\s*[^\d\s.,:/-][^\d]{{0,15}}\d?")
+INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 CURRENCY = re.compile(rf"[$€£¥]\s*(?:{COMMA}|{PLAIN})")
 DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ]\d{1,2}:\d{2}.*)?"
@@ -77,16 +78,19 @@ def decimal_comma(series: Any) -> Any:
 def _numbers(name: str, values: np.ndarray) -> tuple[Column, np.ndarray]:
     infinite = np.flatnonzero(np.isinf(values))
     if len(infinite):
-        refusal = (
-            f"column {name} holds infinity, in {len(infinite)} cells, the first in row "
-            f"{infinite[0]} (from 0); leave these cells empty, or leave the column out "
-            f"(ignore={name})"
-        )
+        refusal = _infinite(name, len(infinite), int(infinite[0]))
         return Column(name, NUMBER, refusal=refusal), values
     if refusal := out_of_range(values):
         refusal = f"column {name} holds {refusal}, or leave the column out (ignore={name})"
         return Column(name, NUMBER, refusal=refusal), values
     return Column(name, NUMBER, identifier=_identifier(name, values)), values
+
+
+def _infinite(name: str, count: int, row: int) -> str:
+    return (
+        f"column {name} holds infinity, in {count} cells, the first in row {row} (from 0); leave "
+        f"these cells empty, or leave the column out (ignore={name})"
+    )
 
 
 def out_of_range(values: np.ndarray) -> str:
@@ -163,6 +167,10 @@ def _no_category(name: str, texts: np.ndarray, rows: np.ndarray, count: int) -> 
             f"{leave}"
         )
     commas = _matching(texts, COMMA_NUMBER)
+    infinite = _matching(texts, INFINITE)
+    if infinite.any() and (infinite | numbers | commas).all():
+        first = int(np.flatnonzero(infinite)[0])
+        return _infinite(name, int(infinite.sum()), int(rows[first]))
     units = (_matching(texts, WITH_UNIT) | _matching(texts, CURRENCY)) & ~numbers
     if units.any() and 2 * (units | numbers | commas).sum() > len(texts):
         return (

@@ -16,6 +16,7 @@ from partitions.datasets.description import (
     TOKENS,
     VECTOR,
     Description,
+    listed,
 )
 from partitions.datasets.labels import Labels, check_binary, named, numbered
 from partitions.datasets.readers.columns import out_of_range
@@ -42,6 +43,11 @@ def as_inputs(
     inputs with several readings, and for those that are not what was declared."""
     x = _numbers(x, source)
     kind = _kind(x, source, declared, whole)
+    if declared == AUTO and not whole and _may_be_tokens(x, kind):
+        notes.append(
+            f"{source}: inputs are decimals that are whole numbers up to {x.max():g}: quantities "
+            f"(inputs={VECTOR}); inputs={TOKENS} reads token ids"
+        )
     if kind == TOKENS:
         return _tokens(x, source), Description(TOKENS)
     if kind in (VECTOR, SIGNAL) and x.dtype.kind == "f":
@@ -102,6 +108,12 @@ def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
             f"inputs={TOKENS} if they number words or characters, for an embedding, or "
             f"inputs={VECTOR} if they are quantities"
         )
+    if x.ndim == 4 and x.shape[1] == x.shape[2] != x.shape[3] and not _has_channels(x.shape):
+        raise ValueError(
+            f"{source}: inputs have the shape {x.shape}; if these are images of {x.shape[3]} "
+            "channels, write the channels first: x.transpose(0, 3, 1, 2); if they are images of "
+            f"{x.shape[2]}×{x.shape[3]} pixels with {x.shape[1]} channels, set inputs={IMAGE}"
+        )
     if x.ndim == 3 and x.dtype.kind == "f":
         raise ValueError(
             f"{source}: inputs are decimals with the shape {x.shape}; set inputs={SIGNAL} for "
@@ -109,6 +121,13 @@ def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
             f"{x.shape[1]}×{x.shape[2]} pixels with one channel"
         )
     return axes[0]
+
+
+def _may_be_tokens(x: np.ndarray, kind: str) -> bool:
+    """Whether decimals are whole numbers of which some are above 1, as of token ids."""
+    if kind != VECTOR or x.dtype.kind != "f" or not x.size or x.shape[1] < 2:
+        return False
+    return bool(x.min() >= 0 and x.max() > 1 and (x % 1 == 0).all())
 
 
 def _tokens(x: np.ndarray, source: Path | str) -> np.ndarray:
@@ -167,6 +186,11 @@ def scaled_pixels(
     if x.dtype.kind == "f":
         check_finite(x, source)
     return x
+
+
+def _has_channels(shape: tuple[int, ...]) -> bool:
+    """Whether the second or the last of four sizes is a usual number of channels."""
+    return shape[1] in (1, 3) or _has_channels_last(shape)
 
 
 def _has_channels_last(shape: tuple[int, ...]) -> bool:
@@ -259,7 +283,25 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
     raw = replace(raw, y=labels.y, classes=labels.classes)
     if labels.note:
         raw = raw.noted(f"{source}: {labels.note}")
+    if not later:
+        raw = raw.noted(*_unseen_classes(raw, source))
     return raw
+
+
+def _unseen_classes(raw: Raw, source: Path | str) -> list[str]:
+    """A note on classes that no training sample has."""
+    if not 0 < raw.num_train < len(raw.y):
+        return []
+    held_out = raw.y[raw.num_train :]
+    unseen = np.setdiff1d(held_out, raw.y[: raw.num_train]).tolist()
+    if not unseen:
+        return []
+    names = [raw.classes[label] if raw.classes else str(label) for label in unseen]
+    count = int(np.isin(held_out, unseen).sum())
+    return [
+        f"{source}: no training sample has the class {listed(names)}, of {count} samples held out: "
+        "no network can learn it"
+    ]
 
 
 def _check_few_classes(y: np.ndarray, source: Path | str) -> None:

@@ -24,6 +24,7 @@ from partitions.datasets.readers.tables import read_csv, read_frame, read_table
 __all__ = ["joined", "read_files", "scaled_pixels"]
 
 CSV_GROWTH = 4  # bytes in memory of a byte of CSV, at most: "1," becomes a number of 8 bytes
+TABLES = (".csv", ".tsv")  # whose cells are separated by any of the usual marks
 ENDINGS = ("", "_train", "_test")  # of the names of arrays in a .npz
 
 
@@ -55,12 +56,13 @@ def read_files(
         return _arrays(path, whole, label, task, inputs, skip)
     if path.is_file() and path.suffix == ".json":
         return read_leaf(path, leaf_files(path), whole, task, inputs)
-    if path.is_file() and path.suffix not in (".parquet", ".csv"):
+    if path.is_file() and path.suffix not in (".parquet", *TABLES):
         raise ValueError(
             f"{path} is no data that can be read: an .npz, .npy, .csv, .parquet or LEAF's .json "
-            "file, a folder of images, or one of the datasets library (save_to_disk or parquet)"
+            "file, a folder of images, or one of the datasets library (save_to_disk or parquet); "
+            "save a table of another program as a .csv"
         )
-    if path.suffix == ".csv":
+    if path.suffix in TABLES:
         check_size(CSV_GROWTH * path.stat().st_size, path)
         notes: list[str] = []
         frame = read_csv(path, notes)
@@ -97,7 +99,8 @@ def _readable(path: Path) -> Iterator[None]:
         reason = str(error)
         if "allow_pickle" in reason:  # numpy's message for all bytes that it does not know
             reason = (
-                "it is damaged, or holds Python objects: save texts as np.array(texts, dtype=str)"
+                "it is damaged, or holds Python objects, such as texts or rows of several lengths: "
+                "save texts as np.array(texts, dtype=str), and rows of one length"
             )
         raise ValueError(
             f"{path} is no whole {path.suffix or 'folder'} of plain data ({reason})"

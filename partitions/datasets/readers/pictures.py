@@ -154,6 +154,23 @@ def _shown(names: Sequence[str]) -> str:
     return shown
 
 
+def _no_images(folder: Path) -> str:
+    """The sentence about a folder without images, which names a file of another kind."""
+    others = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            others.append(path.relative_to(folder))
+    if not others:
+        holds = f"{folder} holds no images"
+    else:
+        holds = f"{folder} holds no images, but {len(others)} other files, such as {others[0]}"
+    return (
+        f"{holds}; it may hold one folder of images for each class, or be a folder of the datasets "
+        "library (save_to_disk or parquet); write sounds and other samples into an .npz, all of "
+        "one length, as x (n, channels, time) with inputs=signal"
+    )
+
+
 def _first(folder: Path, names: Sequence[str]) -> Path | None:
     """The first of the names that is a folder in `folder`."""
     return next((folder / name for name in names if (folder / name).is_dir()), None)
@@ -209,10 +226,7 @@ def _class_folders(
             classes = ()
             labels = [UNLABELED] * len(files)
     if not files:
-        raise ValueError(
-            f"{folder} holds no images; it may hold one folder of images for each class, or be a "
-            "folder of the datasets library (save_to_disk or parquet)"
-        )
+        raise ValueError(_no_images(folder))
     notes: list[str] = []
     x, kept = images([(name, name) for name in files], size, notes, skip)
     columns = {}
