@@ -25,6 +25,7 @@ from partitions.datasets.description import (
     TABLE,
     TOKENS,
     Description,
+    listed,
 )
 from partitions.datasets.encoding import REFUSE
 from partitions.datasets.readers.broken import left_out
@@ -121,6 +122,10 @@ def _read(raw: Raw, path: Path, card: Card) -> Inputs:
         x = torch.from_numpy(cells)
     else:
         x = torch.from_numpy(np.ascontiguousarray(_match_channels(raw.x, card.shape)))
+        if card.encoding is not None:
+            columns = listed([feature.name for feature in card.encoding.features])
+            notes.append(f"{path} names no columns; they are taken in the run's order: {columns}")
+            logger.warning("%s", notes[-1])
     labels = _labels(raw, card, path)
     picture = bool(raw.samples)
     names = list(raw.samples) or list(map(str, rows))

@@ -178,6 +178,15 @@ def test_with_privacy_no_statistics_are_kept(tmp_path):
     assert kept.reference is None and replace(kept).encoding is not None
 
 
+def test_an_array_for_a_table_is_taken_in_the_runs_order(tmp_path):
+    """Its columns have no names, so the run's are said."""
+    card = made(tmp_path, table().drop(columns="smoker"))
+    np.savez(tmp_path / "later.npz", x=table()[["age", "dose"]].to_numpy())
+    inputs = read_input_files(tmp_path / "later.npz", card)
+    assert inputs.notes[-1].endswith("no columns; they are taken in the run's order: age, dose")
+    assert torch.equal(given(inputs), given(read_inputs(table(), card)))
+
+
 def test_a_run_on_other_inputs_refuses_texts(tmp_path):
     np.savez(
         tmp_path / "d.npz", x=np.random.default_rng(0).normal(size=(ROWS, 3)), y=np.arange(ROWS) % 2
