@@ -102,13 +102,26 @@ def named(config: Mapping[str, Any], key: str = "dataset") -> tuple[str, str, di
 
 
 def label_of(config: Mapping[str, Any], key: str = "dataset") -> str:
-    """What `label` names. In images in folders of two levels, the other level than the owners'."""
+    """What `label` names. In images in folders of two levels alone, the other level than the
+    owners'."""
     label = str(config.get("label", ""))
     other = OTHER_LEVEL.get(str(config.get("partition.column", "")), "")
     if label or not other:
         return label
     path = own_path(str(config[key]), str(config.get("data-dir", "")))
-    return other if path is not None and path.is_dir() else ""
+    if path is None or not path.is_dir() or _has_three_levels(path):
+        return ""
+    return other
+
+
+def _has_three_levels(folder: Path) -> bool:
+    """Whether the first folder in the first one holds folders, of which any may be the classes."""
+    for _ in range(2):
+        below = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+        if not below:
+            return False
+        folder = below[0]
+    return any(path.is_dir() for path in folder.iterdir())
 
 
 def info(name: str, data_dir: str = "", **options: Any) -> Info:

@@ -37,6 +37,19 @@ def test_two_levels_of_the_same_names_are_declared(tmp_path):
     assert inner.columns["folder:0"].tolist() == ["north"] * 6 + ["south"] * 6
 
 
+@pytest.mark.parametrize("outer", [("north", "south"), ("site-1", "site-2")])
+def test_of_three_levels_the_classes_are_declared(tmp_path, outer):
+    for day in ("mon", "tue"):
+        for owner in outer:
+            images(tmp_path / owner, (day,), ("ill", "well"))
+    for changes in ({}, {"partition.column": "folder:0"}):
+        with pytest.raises(ValueError, match="label=folder:2"):
+            partitions.federation(defaults() | {"dataset": str(tmp_path)} | changes)
+    declared = read_local(tmp_path, label="folder:2")
+    assert declared.classes == ("ill", "well")
+    assert sorted(set(declared.columns["folder:1"])) == ["mon", "tue"]
+
+
 def test_owners_are_clients(tmp_path):
     images(tmp_path, ("north", "south"), ("ill", "well"))
     config = {

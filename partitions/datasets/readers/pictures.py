@@ -96,12 +96,22 @@ def _concluded_level(folder: Path, later: bool) -> int:
 
     outer = _folders(folder)
     inner: Counter[str] = Counter()
+    innermost: set[str] = set()
     for place in outer:
         if any(file.name.lower().endswith(IMG_EXTENSIONS) for file in place.iterdir()):
             return 0
-        inner.update(path.name for path in _folders(place))
+        for path in _folders(place):
+            inner[path.name] += 1
+            innermost.update(below.name for below in _folders(path))
     outer_are_owners = _are_owners([path.name for path in outer])
     inner_are_owners = _are_owners(list(inner))
+    if innermost and outer_are_owners and not later:
+        raise ValueError(
+            f"{folder} has folders in three levels, such as "
+            f"{outer[0].name}/{min(inner)}/{min(innermost)}; write label=folder:2 "
+            "partition=natural partition.column=folder:0 if the innermost ones are the classes, or "
+            "label=folder:1 if those in the middle are"
+        )
     if inner and outer_are_owners and not inner_are_owners:
         return 1
     common = sorted(name for name, count in inner.items() if count > 1)
@@ -112,6 +122,8 @@ def _concluded_level(folder: Path, later: bool) -> int:
             "partition=natural partition.column=folder:0 if the outer ones are the owners and the "
             "inner ones the classes, or label=folder:0 partition=natural partition.column=folder:1 "
             "if it is the other way round"
+            + ", or label=folder:2 if the classes are the folders in these"
+            * bool(innermost)
         )
     return 0
 
