@@ -45,7 +45,7 @@ def test_of_three_levels_the_classes_are_declared(tmp_path, outer):
     for changes in ({}, {"partition.column": "folder:0"}):
         with pytest.raises(ValueError, match="label=folder:2"):
             partitions.federation(defaults() | {"dataset": str(tmp_path)} | changes)
-    declared = read_local(tmp_path, label="folder:2")
+    declared = read_files(tmp_path, label="folder:2")
     assert declared.classes == ("ill", "well")
     assert sorted(set(declared.columns["folder:1"])) == ["mon", "tue"]
 
