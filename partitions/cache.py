@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -232,17 +232,62 @@ TRAIN, VALIDATION, TEST = 0, 1, 2  # parts of a dataset
 MAX_FILES = 200  # the oldest files beyond this number are deleted
 
 
+class RowsOfClients(Sequence[np.ndarray]):
+    """Each client's rows, as slices of one array: `rows` has those of all clients, one after the
+    other, and `ends` (num_clients,) where each client's end.
+
+    A client costs 8 bytes beside its rows, where an array for each costs more than 100."""
+
+    def __init__(self, rows: np.ndarray, ends: np.ndarray) -> None:
+        self.rows = rows
+        self.ends = ends
+
+    @classmethod
+    def of(cls, rows: Sequence[np.ndarray]) -> Self:
+        """The same rows, joined."""
+        sizes = [len(client_rows) for client_rows in rows]
+        return cls(np.concatenate(rows), np.cumsum(sizes))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, client: Any) -> Any:
+        number = range(len(self))[client]
+        if isinstance(number, range):
+            return [self[i] for i in number]
+        start = self.ends[number - 1] if number else 0
+        return self.rows[start : self.ends[number]]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of rows of each client, (num_clients,)."""
+        return np.diff(self.ends, prepend=0)
+
+
 @dataclass(frozen=True)
 class Assignment:
     """The dataset's `rows` of each client, and the `public` rows, which belong to no client.
 
     `pooled`: the rule has partitioned training, validation and test rows separately. `attributes`
-    describe each client."""
+    describe each client, or none if the list is empty."""
 
-    rows: list[np.ndarray]
+    rows: RowsOfClients
     public: np.ndarray
     pooled: bool
     attributes: list[dict[str, float | int | str]]
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[np.ndarray],
+        public: np.ndarray,
+        pooled: bool,
+        attributes: list[dict[str, float | int | str]],
+    ) -> Self:
+        """The assignment of each client's `rows` and `attributes`, in little memory."""
+        if not any(attributes):
+            attributes = []
+        return cls(RowsOfClients.of(rows), public, pooled, attributes)
 
 
 def cached_assignment(
@@ -276,11 +321,8 @@ def _code() -> str:
 def _write(assignment: Assignment, file: Path) -> None:
     """Write a temporary file, then rename it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        "rows": np.concatenate(assignment.rows),
-        "sizes": np.array([len(rows) for rows in assignment.rows]),
-        "public": assignment.public,
-    }
+    rows = assignment.rows
+    arrays = {"rows": rows.rows, "sizes": rows.sizes, "public": assignment.public}
     about = json.dumps({"pooled": assignment.pooled, "attributes": assignment.attributes})
     handle, name = tempfile.mkstemp(dir=file.parent)
     os.close(handle)
@@ -295,8 +337,11 @@ def _write(assignment: Assignment, file: Path) -> None:
 
 
 def _read(file: Path) -> Assignment:
+    from safetensors.torch import load_file
+
     with safe_open(file, framework="numpy") as content:
-        arrays = {name: content.get_tensor(name) for name in ("rows", "sizes", "public")}
         about = json.loads(content.metadata()["about"])
-    rows = np.split(arrays["rows"], np.cumsum(arrays["sizes"])[:-1])
+    # Mapped: only the rows of clients that take part come into memory.
+    arrays = {name: tensor.numpy() for name, tensor in load_file(file).items()}
+    rows = RowsOfClients(arrays["rows"], np.cumsum(arrays["sizes"]))
     return Assignment(rows, arrays["public"], about["pooled"], about["attributes"])

@@ -15,7 +15,15 @@ from fedapps.common.seeds import seed_of
 from fedapps.common.settings import keyword_arguments
 from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import BINARY, CLASSES, VALUES, Targets
-from partitions.cache import TEST, TRAIN, VALIDATION, Assignment, cached_assignment, code_identity
+from partitions.cache import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Assignment,
+    RowsOfClients,
+    cached_assignment,
+    code_identity,
+)
 from partitions.columns import chosen_columns, complete_rows, owner_column
 from partitions.datasets.description import (
     IMAGE,
@@ -97,7 +105,8 @@ class Federation:
         self._attributes = assignment.attributes
         self._rows = assignment.rows
         for change in self._changes:
-            self._rows = [change.rows(client, rows) for client, rows in enumerate(self._rows)]
+            changed = [change.rows(client, rows) for client, rows in enumerate(self._rows)]
+            self._rows = RowsOfClients.of(changed)
         self._check_sizes(rule_name, rule.sparse)
 
         self.targets = self._read_targets()
@@ -300,12 +309,11 @@ class Federation:
             for client in range(self.num_clients):
                 rows_of.append(rows[partitioner.rows(client)])
                 attributes.append(partitioner.attributes(client))
-            return Assignment(rows_of, public, partitioner.pooled, attributes)
+            return Assignment.of(rows_of, public, partitioner.pooled, attributes)
         for client in range(self.num_clients):
             partition = partitioner.load_partition(client).with_format("numpy")
             rows_of.append(partition[:]["row"])
-            attributes.append({})
-        return Assignment(rows_of, public, False, attributes)
+        return Assignment.of(rows_of, public, False, [])
 
     def _owners(self, name: str) -> np.ndarray:
         """The values of the column whose values are the clients, (n,). Raises ValueError if there
@@ -336,8 +344,9 @@ class Federation:
 
     def _check_sizes(self, rule_name: str, sparse: bool) -> None:
         """Raise ValueError for clients with too few samples, or with none to train on."""
+        sizes = self._rows.sizes
         minimum = np.where(self.novel & sparse, 0, 2)
-        too_small = [i for i, rows in enumerate(self._rows) if len(rows) < minimum[i]]
+        too_small = np.flatnonzero(sizes < minimum).tolist()
         if too_small:
             first_ones = ", ".join(map(str, too_small[:5]))
             if len(too_small) > 5:
@@ -346,8 +355,13 @@ class Federation:
                 f"clients {first_ones} got fewer than 2 samples; use fewer clients than "
                 f"num-clients={self.num_clients} or a milder partition than {rule_name!r}"
             )
-        training = np.flatnonzero(~self.novel).tolist()
-        for client in sorted(training, key=lambda client: len(self._rows[client])):
+        training = np.flatnonzero(~self.novel)
+        by_size = training[np.argsort(sizes[training], kind="stable")]
+        if not self._splits_by_part():
+            # The split depends on the number of rows alone: one client of each size will do.
+            _, firsts = np.unique(sizes[by_size], return_index=True)
+            by_size = by_size[firsts]
+        for client in by_size.tolist():
             parts = self._split(self._rows[client])
             if not len(parts["train"]):
                 taken = ", ".join(f"{len(rows)} for {part}" for part, rows in parts.items())
@@ -464,7 +478,8 @@ class Federation:
         if self.unlabeled[client]:
             y = without_labels(y)
         parts = {name: self._samples(x, y, index[part]) for name, part in split.items()}
-        attributes |= self._attributes[client]
+        if self._attributes:
+            attributes |= self._attributes[client]
         for change in self._changes:
             attributes |= change.attributes(client)
         share = Share(
@@ -528,7 +543,7 @@ class Federation:
 
     def _split(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Positions of a client's training, validation and test samples among its rows."""
-        if self._pooled or self._has_given_split():
+        if self._splits_by_part():
             pooled_parts = self._parts[rows]
             positions = {}
             for name, part in PARTS.items():
@@ -548,6 +563,10 @@ class Federation:
         if self._fractions["test"]:
             parts["test"] = test
         return parts
+
+    def _splits_by_part(self) -> bool:
+        """Whether `_split` follows `_parts`, and not the number of a client's rows alone."""
+        return self._pooled or self._has_given_split()
 
     def _has_given_split(self) -> bool:
         """Whether the user's own data came with a validation or a test split, which every rule

@@ -5,7 +5,7 @@ Before the first round each training client is asked once for its sums
 of the run's state, so a later client and a resumed run read inputs by the same numbers. A client
 of another package sends no sums and would train on other inputs, so it is refused."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ class Asking(Protocol):
     runs_own_loop: bool
     weighted_by_key: str
 
-    def training_nodes(self) -> list[Node]:
+    def training_nodes(self) -> Iterable[Node]:
         """The training nodes that are present."""
 
     def exchange(self, action: str, payloads: Mapping[Node, Arrays]) -> list[Update]:

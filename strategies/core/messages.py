@@ -4,7 +4,7 @@ Arrays that several nodes get are serialised once. Bytes and refused replies are
 strategy's present round."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from functools import partial
 from logging import WARNING
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ class RunningStrategy(Protocol):
 
     grid: Grid
     timeout: float
-    nodes: list[Node]
+    nodes: MutableSequence[Node]
     now: Round
     arrays: Arrays
     configrecord_key: str

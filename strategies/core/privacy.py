@@ -195,7 +195,7 @@ class Privacy(Configured):
         if self.mode != "central" or self.rate == 1:
             return None
         draws = generator(self._generator, self._seed, "sample", round_).random(len(nodes))
-        return [node for node, draw in zip(nodes, draws, strict=True) if draw < self.rate]
+        return [nodes[i] for i in np.flatnonzero(draws < self.rate).tolist()]
 
     def spend(self, nodes: Sequence[Node]) -> None:
         """Count a round in which `nodes` are asked to train, whether or not they answer.

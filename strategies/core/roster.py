@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import islice
 from logging import INFO, WARNING, LogRecord, getLogger
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from flwr.serverapp import Grid
 
 from clients.core.protocol import CAPABILITIES, CLIENT, MODEL, NOVEL, START_ERROR
 from fedapps.common.errors import brief
+from strategies.core.nodes import Nodes, NodeTable
 from strategies.core.replies import LACKS, Node, Requirement, error_of, has_raised
 from strategies.core.reply_checks import checked_values, raw_values
 
@@ -79,17 +80,13 @@ class Roster:
         self.strategy = strategy
         self._start_timeout = start_timeout  # 0 once the first nodes were asked
         self.refused: Counter[str] = Counter()
-        self._present: dict[int, Node] = {}  # by node id
-        self._nodes: dict[int, Node] = {}  # by node id, with its first identity
-        self._clients: dict[int, Node] = {}  # by client id, the first node that gave it
+        self._nodes = NodeTable()  # all that were admitted
         self._all_present: range | None = None  # the nodes' ids if all of them are present
-        self._cached_holders: list[Node] | None = []  # None if nodes joined or left
+        self._cached_holders: Nodes | None = Nodes()  # None if nodes joined or left
         self._refusals: dict[int, Refusal] = {}  # present refusals, by node id
-        # Nodes with equal properties share one object: thousands of nodes differ little.
-        self._properties: dict[str, Mapping[str, Any]] = {}
         self._banned: set[int] = set()
 
-    def present(self, grid: Grid, config: Mapping[str, Any], timeout: float) -> list[Node]:
+    def present(self, grid: Grid, config: Mapping[str, Any], timeout: float) -> Nodes:
         """The nodes that are present, by client id; new nodes are queried with this `config`.
 
         Refused nodes count towards `least`: so a single bad client does not block the others. Nodes
@@ -106,7 +103,7 @@ class Roster:
             if ids != self._all_present:
                 self._remove_absent(ids)
                 self._admit_new(ids, grid, config, timeout)
-                if isinstance(ids, range) and len(self._present) == len(ids):
+                if isinstance(ids, range) and self._nodes.num_present == len(ids):
                     self._all_present = ids
                 else:
                     self._all_present = None
@@ -120,29 +117,29 @@ class Roster:
                 raise self._too_few(nodes, refusals, grid)
             time.sleep(POLL_SECONDS)
         if self.only_model:
-            nodes = [node for node in nodes if node.properties.get(MODEL) == self.only_model]
+            nodes = nodes.of_kinds(lambda node: node.properties.get(MODEL) == self.only_model)
         return nodes
 
     def _remove_absent(self, ids: Collection[int]) -> None:
-        absent = [node_id for node_id in self._present if node_id not in ids]
+        absent = [node_id for node_id in self._nodes.present_ids() if node_id not in ids]
         for node_id in absent:
-            del self._present[node_id]
+            self._nodes.remove(node_id)
             self._cached_holders = None
 
     def _admit_new(
         self, ids: Collection[int], grid: Grid, config: Mapping[str, Any], timeout: float
     ) -> None:
         """Query the nodes that are neither present nor banned, and admit or refuse them."""
-        new = sorted(i for i in ids if i not in self._present and i not in self._banned)
+        in_order = ids if isinstance(ids, range) else sorted(ids)
+        new = (i for i in in_order if i not in self._banned and not self._nodes.is_present(i))
         without_client_id: list[Node] = []
-        for start in range(0, len(new), ASKED_AT_ONCE):
-            batch = new[start : start + ASKED_AT_ONCE]
+        while batch := list(islice(new, ASKED_AT_ONCE)):
             without_client_id += self._query(batch, grid, config, timeout)
         # After all others: their node id could be the client id that another node gave.
         for node in without_client_id:
             self._admit(node)
 
-    def _too_few(self, nodes: list[Node], refusals: list[Refusal], grid: Grid) -> RuntimeError:
+    def _too_few(self, nodes: Nodes, refusals: list[Refusal], grid: Grid) -> RuntimeError:
         refused_by_grid: Mapping[int, str] = getattr(grid, "refused", {})
         advice = "start more SuperNodes or lower num-clients"
         if refused_by_grid:
@@ -153,31 +150,19 @@ class Roster:
             f"{len(nodes)} of {self.least} nodes answered within {self.wait:.0f} s; {advice}"
         )
 
-    def _holders(self) -> list[Node]:
+    def _holders(self) -> Nodes:
         """One node for each client: the first that gave the client id, if it is present.
 
         The same list until nodes join or leave."""
         if self._cached_holders is not None:
             return self._cached_holders
-        # The first node of each client holds its client id, if it is present.
-        nodes: list[Node] = []
-        later: list[Node] = []
-        for node in self._present.values():
-            if self._clients[node.client].id == node.id:
-                nodes.append(node)
-            else:
-                later.append(node)
-        if later:
-            holders = {node.client: node for node in nodes}
-            for node in later:
-                holder = holders.setdefault(node.client, node)
-                if holder is node:
-                    nodes.append(node)
-                else:
-                    self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
-        for node in nodes:
-            self._refusals.pop(node.id, None)
-        self._cached_holders = sorted(nodes)
+        columns, others = self._nodes.holders()
+        for node, holder in others:
+            self._refuse(node.id, "identity", f"client {node.client} is node {holder.id}")
+        self._cached_holders = Nodes.of(columns)
+        if self._refusals:
+            for node in self._cached_holders:
+                self._refusals.pop(node.id, None)
         return self._cached_holders
 
     def _query(
@@ -241,19 +226,14 @@ class Roster:
             if requirement is not None and not requirement.is_offered(node.properties):
                 self._refuse(node.id, LACKS, requirement.sentence(self.strategy))
                 return
-        for before in (self._nodes.get(node.id), self._clients.get(node.client)):
+        for before in (self._nodes.by_id(node.id), self._nodes.by_client(node.client)):
             if before is not None and _identity(before) != _identity(node):
                 self._banned.add(node.id)
                 detail = f"it says {_identity(node)} where {_identity(before)} was said before"
                 self._refuse(node.id, "identity", detail)
                 return
-        properties = {name: value for name, value in node.properties.items() if name != CLIENT}
-        key = repr(sorted(properties.items()))
-        node = replace(node, properties=self._properties.setdefault(key, properties))
         self._cached_holders = None
-        self._nodes[node.id] = node
-        self._present[node.id] = node
-        self._clients.setdefault(node.client, node)
+        self._nodes.add(node)
 
     def _refuse(self, node_id: int, cause: str, reason: str) -> None:
         """Count and log a refusal, once for each new reason."""

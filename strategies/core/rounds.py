@@ -15,7 +15,7 @@ replies (`messages`, `replies`, `reply_checks`, `limits`), metrics (`evaluation`
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any
@@ -38,6 +38,7 @@ from strategies.core.evaluation import (
     records,
     train_means,
 )
+from strategies.core.nodes import Nodes, as_nodes
 from strategies.core.replies import LACKS, NOT_FINITE, Node, Update
 from strategies.core.round_state import PersonalizationCost, Round, Stop
 from strategies.core.run_state import (
@@ -237,7 +238,7 @@ class PersonalizedStrategy(StrategyBase):
         if metrics is not None:
             result.evaluate_metrics_serverapp[number] = metrics
 
-    def present(self) -> list[Node]:
+    def present(self) -> MutableSequence[Node]:
         """Update the roster; returns the nodes that are present, by client id.
 
         Raises as `Roster.present` does."""
@@ -245,7 +246,7 @@ class PersonalizedStrategy(StrategyBase):
         if self.column_encoder is not None:
             config |= self.column_encoder.settings()
         nodes = self.roster.present(self.grid, config, self.timeout)
-        self.nodes = list(nodes)  # a copy, since a strategy may change its list
+        self.nodes = nodes.copy()  # since a strategy may change its list
         return self.nodes
 
     def _update_roster(self) -> None:
@@ -508,18 +509,20 @@ class PersonalizedStrategy(StrategyBase):
         now.sent = self.messenger.messages("evaluate", payloads, ConfigRecord(entries))
         return [message for message, _ in now.sent]
 
-    def _nodes_to_evaluate(self) -> list[Node]:
+    def _nodes_to_evaluate(self) -> Nodes:
         """The present nodes with labels, of both roles unless `evaluate_novel` is off."""
-        nodes = []
+        with_novel = self.evaluates_novel
+
+        def is_scored(node: Node) -> bool:
+            return not node.unlabeled and (with_novel or not node.novel)
+
+        nodes = as_nodes(self.nodes).of_kinds(is_scored)
         unable = self.late.unable_to_score
-        for node in self.nodes:
-            if node.unlabeled or (node.novel and not self.evaluates_novel):
-                continue
-            if node not in unable:
-                nodes.append(node)
+        if unable:
+            nodes = Nodes(node for node in nodes if node not in unable)
         return nodes
 
-    def _personalize_and_measure(self, nodes: list[Node]) -> dict[Node, Arrays]:
+    def _personalize_and_measure(self, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """`personalize` of these nodes; its mean cost for a node is kept for the report."""
         now = self.now
         started = time.monotonic()

@@ -129,6 +129,8 @@ def client_states(strategy: StrategyBase) -> Iterator[tuple[int, Arrays]]:
 
 def return_client_states(strategy: StrategyBase, states: dict[int, Arrays]) -> None:
     """Send present clients their states of the former run, and remove these from `states`."""
+    if not states:
+        return
     returning = [node for node in strategy.nodes if node.client in states]
     for batch in _batches(returning):
         payloads = {}

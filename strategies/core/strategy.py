@@ -9,7 +9,8 @@ group, such as "control/conv1.weight"; names without are the model's."""
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -35,6 +36,7 @@ from strategies.core.kept_rounds import KeptRounds
 from strategies.core.late_replies import LateReplies, rebased
 from strategies.core.latency import Latency
 from strategies.core.messages import Messenger
+from strategies.core.nodes import Nodes, as_nodes
 from strategies.core.privacy import Privacy
 from strategies.core.repeated_runs import Construction, Rebuilding
 from strategies.core.replies import Node, Requirement, Update
@@ -258,7 +260,7 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
 
         # The run.
         self.arrays: Arrays = {}  # the server's present arrays
-        self.nodes: list[Node] = []  # present nodes, by client id
+        self.nodes: MutableSequence[Node] = Nodes()  # present nodes, by client id
         self.published_models: Arrays = {}  # clients' models, to serve without the clients
         self.evaluation: list[Update] = []  # replies of the last evaluation
         self.now = Round()  # the present round; other attributes live through the run
@@ -511,18 +513,17 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         self.late.wait_for(asked)
         return readers
 
-    def training_nodes(self) -> list[Node]:
+    def training_nodes(self) -> Nodes:
         """The training nodes that are present, by client id.
 
         Nodes without labels are among them only if the method `trains_unlabeled` ones, and never
         with privacy, whose noise is that of a single mean."""
         with_unlabeled = self.trains_unlabeled and self.privacy is None
-        nodes = []
-        for node in self.nodes:
-            if node.novel or (node.unlabeled and not with_unlabeled):
-                continue
-            nodes.append(node)
-        return nodes
+
+        def trains(node: Node) -> bool:
+            return not node.novel and (with_unlabeled or not node.unlabeled)
+
+        return as_nodes(self.nodes).of_kinds(trains)
 
     def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
         """A random share of the nodes, in their order; seeded by (seed, purpose, round).
@@ -532,11 +533,11 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         is rounded to the nearest whole one, where Flower's FedAvg cuts it."""
         count = max(1, self.min_nodes[purpose], round(fraction * len(nodes)))
         generator = np.random.default_rng(seed_of(self.seed, purpose, self.round))
-        order = generator.permutation(len(nodes))
+        order = iter(generator.permutation(len(nodes)))
         busy = self.late.busy
         if busy:
-            order = np.array([i for i in order if nodes[i] not in busy], int)
-        return [nodes[i] for i in sorted(order[:count])]
+            order = (i for i in order if nodes[i] not in busy)
+        return [nodes[i] for i in sorted(islice(order, count))]
 
     def draw_to_evaluate(self, nodes: Sequence[Node]) -> list[Node]:
         """A random share `fraction_evaluate` of the training and of the novel nodes, in their
@@ -550,9 +551,14 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         least = self.min_nodes["evaluate"]
         chosen: list[Node] = []
         for novel in (False, True):
-            of_role = [node for node in nodes if node.novel == novel]
-            of_role.sort(key=lambda node: seed_of(self.seed, "evaluate", node.client))
+            of_role = as_nodes(nodes).of_kinds(_has_role(novel))
+            seeds = [seed_of(self.seed, "evaluate", client) for client in of_role.clients]
+            order = np.argsort(np.array(seeds, np.int64), kind="stable")
             count = max(1, round(self.fraction_evaluate * len(of_role)))
             least_of_role = math.ceil(least * len(of_role) / max(len(nodes), 1))
-            chosen += of_role[: max(count, least_of_role)]
+            chosen += [of_role[i] for i in order[: max(count, least_of_role)]]
         return sorted(chosen)
+
+
+def _has_role(novel: bool) -> Callable[[Node], bool]:
+    return lambda node: node.novel == novel

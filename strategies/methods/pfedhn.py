@@ -243,7 +243,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
             return []
         if self.frozen:
             return [node for node in self.nodes if node.novel]
-        return self.training_nodes()
+        return list(self.training_nodes())
 
     def _draw_those_that_move(self) -> None:
         """Weight decay moves an embedding from the first round on, so it must be there by then."""

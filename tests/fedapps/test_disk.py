@@ -213,7 +213,7 @@ def test_data_that_cannot_be_kept_are_used(tmp_path, monkeypatch, caplog):
     """The cache's copy of a dataset, and of the clients' rows; what is exported is an error."""
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     raw = Raw(np.arange(6.0).reshape(2, 3), np.array([1, 0]), 1)
-    deal = Assignment([np.array([0]), np.array([1])], np.array([], int), False, [{}, {}])
+    deal = Assignment.of([np.array([0]), np.array([1])], np.array([], int), False, [{}, {}])
 
     def full():
         limit(0)

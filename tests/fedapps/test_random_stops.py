@@ -1,6 +1,7 @@
 """SIGINT, SIGTERM and SIGKILL at random moments: status, files, processes and digits afterwards.
 
-FEDAPPS_STOPS sets how many stops each engine takes (here 3):
+FEDAPPS_STOPS sets how many stops each engine takes (here 3), FEDAPPS_STOPS_SEED which moments are
+drawn, and FEDAPPS_SLOWNESS by what the 15 s for an end are multiplied on a busy machine:
 
     FEDAPPS_STOPS=100 pytest tests/fedapps/test_random_stops.py"""
 
@@ -24,6 +25,7 @@ from fedapps.commands.main import cli
 from fedapps.files import LOCK
 
 STOPS = int(os.environ.get("FEDAPPS_STOPS", "3"))
+SEED = os.environ.get("FEDAPPS_STOPS_SEED", "")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 END_SECONDS = 15.0 * float(os.environ.get("FEDAPPS_SLOWNESS", "1"))
 METHODS = ("scaffold", "fedper")  # both keep states of clients
@@ -33,6 +35,7 @@ ENGINES = {
     "in-process": ["--engine", "in-process", "--jobs", "1"],
     "processes": ["--engine", "in-process", "--jobs", "2"],
     "ray": ["--engine", "ray"],
+    "flower": ["--engine", "flower"],
 }
 
 pytestmark = [
@@ -107,7 +110,7 @@ def test_a_stop_at_a_random_moment_leaves_nothing_and_loses_nothing(engine, tmp_
         assert ended(started([*begin, tmp_path / "whole"], short, output), 900) == 0
         seconds = time.monotonic() - begun
         expected = [left(tmp_path / "whole" / f"{method}-seed0") for method in METHODS]
-        moments = random.Random(engine)
+        moments = random.Random(engine + SEED)
         cut = tmp_path / "cut"
         stops = 0
         counts = dict.fromkeys(SIGNALS, 0)

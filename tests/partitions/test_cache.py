@@ -160,7 +160,7 @@ def test_what_a_deal_is_remembered_by(monkeypatch):
     def make():
         made.append(len(made))
         rows = [np.arange(3), np.arange(3, 4), np.arange(4, 9)]
-        return Assignment(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
+        return Assignment.of(rows, np.array([9 + made[-1]]), True, [{"writer": i} for i in "abc"])
 
     def number(*what):
         deal = cache.cached_assignment(*what, make)
