@@ -1,7 +1,8 @@
-"""Processor time and memory of rounds with 100 of 100 000 registered clients, over 100 of 1 000.
+"""Processor time and memory of rounds with 1000 of a million registered clients, over 1000 of 1000.
 
-Every client has 20 samples of one dataset, 2.2 million random images of 8×8. Memory is the highest
-proportional set size (Linux), in which a page that processes share counts once."""
+On Ray it is 100 of 100 000, over 100 of 1000. Every client has samples of one dataset, 2.2 million
+random images of 8×8: 2, and 20 on Ray. Memory is the highest proportional set size (Linux), in
+which a page that processes share counts once."""
 
 import os
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -20,28 +22,39 @@ from experiments.benchmarks.measure import NEVER, Row, in_new_process, proportio
 from fedapps.engines.jobs import Job
 from fedapps.settings.config import Config, defaults
 
-REGISTERED = (1000, 100_000)
-SAMPLED = 100
-SAMPLES = 20
-ROUNDS = 40
 IMAGES = 2_200_000  # a tenth more than needed, since the rule uses no row twice
-ENGINES = ("in-process", "ray")
-LIMIT = "1.20"
 
 
-def protocol(file: Path, registered: int) -> Config:
-    """FedAvg with an MLP, 5 steps of 4 samples on clients with 20 samples each."""
+class Size(NamedTuple):
+    """How many clients are registered, how many of them take part in a round, and so on."""
+
+    registered: tuple[int, int]
+    sampled: int
+    samples: int  # of a client
+    rounds: int
+    limit: str
+
+
+# A million nodes answer the opening query one after the other: on Ray that would take an hour.
+SIZES = {
+    "in-process": Size((1000, 1_000_000), sampled=1000, samples=2, rounds=8, limit="1.30"),
+    "ray": Size((1000, 100_000), sampled=100, samples=20, rounds=40, limit="1.20"),
+}
+
+
+def protocol(file: Path, size: Size, registered: int) -> Config:
+    """FedAvg with an MLP, 5 steps of 4 samples, or of as many as a client has."""
     chosen: Config = {
         "dataset": str(file),
         "partition": "step",
         "num-clients": registered,
-        "partition.samples-per-client": SAMPLES,
+        "partition.samples-per-client": size.samples,
         "train-fraction": 1.0,
-        "fraction-train": SAMPLED / registered,
-        "fraction-evaluate": SAMPLED / registered,
+        "fraction-train": size.sampled / registered,
+        "fraction-evaluate": size.sampled / registered,
         "local-steps": 5,
         "batch-size": 4,
-        "rounds": ROUNDS,
+        "rounds": size.rounds,
         "checkpoint-every": 0,
         "evaluate-every": NEVER,
     }
@@ -105,11 +118,11 @@ class Watch:
         """Peak memory in MB of the server's process, and of the larger actor, 0 without one."""
         return self._peaks.pop(self._server), max(self._peaks.values(), default=0)
 
-    def seconds(self) -> float:
-        """Processor seconds of a round of all processes, without the first two rounds and the
-        last one."""
+    def seconds(self, num_rounds: int) -> float:
+        """Processor seconds of a round of all processes, without the first two of `num_rounds` and
+        the last one."""
         # The start and the end of a run take time that belongs to no round.
-        between = [rounds for rounds in self._seconds if 2 <= rounds < ROUNDS]
+        between = [rounds for rounds in self._seconds if 2 <= rounds < num_rounds]
         first = min(between)
         last = max(between)
         return (self._seconds[last] - self._seconds[first]) / (last - first)
@@ -119,7 +132,7 @@ def measure(engine: str, config: Config) -> tuple[float, int, int]:
     """Processor seconds of a round of one run, and the memory of the server and of an actor."""
     watch = Watch()
     train(config, engine, watch.look)
-    return watch.seconds(), *watch.peaks()
+    return watch.seconds(int(config["rounds"])), *watch.peaks()
 
 
 def rows() -> list[Row]:
@@ -131,16 +144,17 @@ def rows() -> list[Row]:
     )
     table = []
     with dataset() as file:
-        configs = [protocol(file, registered) for registered in REGISTERED]
-        for config in configs:
-            in_new_process(partition, config)
-        for engine in ENGINES:
+        for engine, size in SIZES.items():
+            configs = [protocol(file, size, registered) for registered in size.registered]
+            for config in configs:
+                in_new_process(partition, config)
             # Each in a process of its own: memory that one run frees would serve the next one.
             few, many = [in_new_process(partial(measure, engine), config) for config in configs]
             for (name, unit), value_few, value_many in zip(quantities, few, many, strict=True):
                 if not value_few:  # in process there is no actor
                     continue
-                what = f"{name} {engine}, {REGISTERED[1]} registered / {REGISTERED[0]}"
+                least, most = size.registered
+                what = f"{name} {engine}, {most} registered / {least}"
                 values = f"{value_many:.4g} / {value_few:.4g} {unit}"
-                table.append(Row(what, value_many / value_few, LIMIT, values))
+                table.append(Row(what, value_many / value_few, size.limit, values))
     return table

@@ -37,7 +37,8 @@ def test_nodes_are_a_list_that_makes_them_when_they_are_read():
     copied.append(Node(9, 10))  # from here on it is a plain list
     assert copied == [*THREE, Node(9, 10)] and list(copied.clients) == [0, 4, 7, 9]
     assert list(copied.of_kinds(lambda node: node.novel)) == THREE[1:2]
-    assert nodes + [Node(9, 10)] == copied and nodes == THREE
+    more = [Node(9, 10)]
+    assert nodes + more == copied and nodes == THREE
     nodes.clear()
     assert not nodes and len(copied) == 4
 
@@ -54,14 +55,14 @@ def test_a_million_nodes_take_fifty_bytes_each():
 
 def test_numbers_are_found_by_keys_of_any_distance():
     numbers = NumberByKey()
-    expected = {LARGEST_GAP + 9: 7, 3: 0, 1: 1, 0: 2, LARGEST_GAP + 3: 3, LARGEST_GAP + 4: 4, 2**64 - 1: 5, 5: 6,
-                LARGEST_GAP + 10: 8}  # fmt: skip
+    far = LARGEST_GAP + 9
+    expected = {far: 7, 3: 0, 1: 1, 0: 2, far - 6: 3, far - 5: 4, 2**64 - 1: 5, 5: 6, far + 1: 8}
     for key, number in expected.items():
         assert numbers.get(key) is None
         numbers.set(key, number)
     assert {key: numbers.get(key) for key in expected} == expected
     assert numbers.get(2) is numbers.get(-1) is numbers.get(2**40) is None
-    assert set(numbers._others) == {LARGEST_GAP + 9, 2**64 - 1}
+    assert set(numbers._others) == {far, 2**64 - 1}
 
 
 def test_a_table_agrees_with_dicts_whoever_joins_and_leaves():
