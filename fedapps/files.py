@@ -170,7 +170,8 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise ValueError(f"{folder} cannot be written ({error}); name another folder") from error
+        reason = f"{error.strerror}: {existing}"  # without the name of the temporary file
+        raise ValueError(f"{folder} cannot be written ({reason}); name another folder") from error
 
 
 def write_text(path: Path, text: str) -> None:

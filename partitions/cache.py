@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedapps.common import external_code
+from fedapps.common.home import home_folder
 from fedapps.common.tasks import CLASSES
 from partitions.datasets.description import Column, Description
 from partitions.datasets.readers.raw import Raw
@@ -34,7 +35,7 @@ READABLE = 40  # characters of a name at the beginning of an entry's name
 
 def cache_dir() -> Path:
     """The cache's folder."""
-    return Path(os.environ.get("FEDAPPS_CACHE_DIR") or Path.home() / ".cache" / "fedapps")
+    return Path(os.environ.get("FEDAPPS_CACHE_DIR") or home_folder() / ".cache" / "fedapps")
 
 
 def fingerprint(folder: Path, *, recursive: bool = True) -> str:
@@ -84,7 +85,7 @@ def _named_files(value: object) -> str:
         if not path.exists():
             return ""
         place = path.resolve()
-        around = any(folder.is_relative_to(place) for folder in (Path.cwd(), Path.home()))
+        around = any(folder.is_relative_to(place) for folder in (Path.cwd(), home_folder()))
         return fingerprint(path, recursive=not (path.is_dir() and around))
     except (OSError, ValueError, RuntimeError):  # the text is too long for a path, or not readable
         return ""

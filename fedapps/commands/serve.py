@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedapps.commands.show import RunFolder, WhichRound
+from fedapps.common.home import home_folder
 from fedapps.common.signals import delayed, exit_code
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 
@@ -44,7 +45,7 @@ def serve(
         config = loaded.config | {"serve-dir": str(loaded.folder), "serving": loaded.card.line()}
         config |= {"serve-every": every, "serve-again": again, "serve-round": round_}
         check_serving(config)
-        home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
+        home = Path(os.environ.get("FLWR_HOME", home_folder() / ".flwr")).expanduser()
         flwr = Flwr(home, superlink)
         if deployment:
             served = Deployment.read(deployment)

@@ -22,6 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
+from fedapps.common.home import home_folder
 from fedapps.common.spelling import did_you_mean
 
 __all__ = ["Registry", "Value", "is_reference", "load"]
@@ -257,8 +258,10 @@ def check(reference: str) -> None:
 
 def user_file() -> Path:
     """The user's own configuration."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    return folder / "fedapps/config.toml"
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    if not folder:
+        return home_folder() / ".config/fedapps/config.toml"
+    return Path(folder).expanduser() / "fedapps/config.toml"
 
 
 @cache

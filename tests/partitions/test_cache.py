@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedapps.common import external_code
 from fedapps.settings.config import defaults
 from partitions import cache
 from partitions.cache import Assignment
@@ -82,6 +83,22 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDAPPS_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.cache_dir() == tmp_path / ".cache" / "fedapps"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="users are POSIX's")
+def test_a_user_whom_the_system_does_not_know_has_the_root_folder_as_home(monkeypatch):
+    """As Docker gives it to such a user; nothing is read from a folder "~" below the working
+    directory."""
+    import pwd
+
+    def unknown(number):
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for variable in ("HOME", "FEDAPPS_CACHE_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert cache.cache_dir() == Path("/.cache/fedapps")
+    assert external_code.user_file() == Path("/.config/fedapps/config.toml")
 
 
 def _size(folder: str) -> int:
@@ -198,6 +215,7 @@ def test_few_deals_are_kept(tmp_path, monkeypatch):
 PROGRAM = """
 import sys
 import fedapps.clientapp
+from fedapps.common import external_code
 from fedapps.settings.config import defaults
 from partitions import federation
 federation(defaults()).share(0)
