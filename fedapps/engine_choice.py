@@ -1,12 +1,16 @@
 """The engine of runs for which the user names none: the one whose estimated time is shorter.
 
 In process, whole runs go side by side, one on each core; on Ray, a run's clients do. Ray pays where
-a client's turn is long and there are fewer runs than cores."""
+a client's turn is long and there are fewer runs than cores.
+
+Other work on the machine takes its share of the cores, and processes side by side lose more by it
+than a single one: beside one busy process, two of ours on two cores are 1.33 times as fast as one,
+not twice."""
 
 import math
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fedapps.common.errors import error_line
 from fedapps.common.resources import num_cpus
@@ -35,6 +39,28 @@ class Choice(NamedTuple):
         return f"engine: {self.engine}, since {self.reason}"
 
 
+class Machine(NamedTuple):
+    """A machine's processors, and how many of its processes want to run beside ours."""
+
+    processors: int
+    load: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """This machine, with its load of the last minute; 0 where the system does not say it."""
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not on Windows
+        return cls(os.cpu_count() or 1, load)
+
+    def share(self, processes: int) -> float:
+        """The part of a processor that each of so many processes of ours gets."""
+        return min(1.0, self.processors / (processes + self.load))
+
+    def slowdown(self, processes: int) -> float:
+        """By how much each of so many processes is slower than one alone, as which a turn was
+        measured."""
+        return self.share(1) / self.share(processes)
+
+
 def choose_engine(
     jobs: Sequence[Job], parallel: int | None, *, ray: bool, measured: Measured
 ) -> Choice:
@@ -60,9 +86,9 @@ def choose_engine(
     except Exception as error:  # of the user's model or data: the run itself reports it in full
         reason = f"a client's turn could not be measured: {error_line(error)}"
         return Choice("in-process", side_by_side, reason)
-    delay = start_delay()
-    in_process = seconds_in_process(costs, side_by_side, delay)
-    on_ray = seconds_on_ray(costs, cores, delay)
+    machine = Machine.now()
+    in_process = seconds_in_process(costs, side_by_side, machine)
+    on_ray = seconds_on_ray(costs, cores, machine)
     turn = sum(c.seconds for c in costs) / sum(c.turns for c in costs)
     runs = "1 run takes" if len(costs) == 1 else f"{len(costs)} runs take"
     work = f"a client's turn takes {_short(turn)}: on {cores} cores {runs}"
@@ -85,33 +111,24 @@ def _costs(jobs: Sequence[Job], measured: Measured) -> list[Cost]:
     return costs
 
 
-def start_delay() -> float:
-    """By how much other work on the machine delays the start of processes: its load a processor,
-    at least 1. A turn that was measured has it already."""
-    if not hasattr(os, "getloadavg"):  # Windows
-        return 1.0
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
-def seconds_in_process(costs: Sequence[Cost], parallel: int, delay: float = 1.0) -> float:
-    """Seconds of runs that `parallel` processes take one after the other, longest first. Their
-    start takes `delay` times as long as on a quiet machine."""
+def seconds_in_process(costs: Sequence[Cost], parallel: int, machine: Machine) -> float:
+    """Seconds of runs that `parallel` processes take one after the other, longest first."""
     free_at = [0.0] * parallel
     for seconds in sorted((c.seconds for c in costs), reverse=True):
         first = free_at.index(min(free_at))
         free_at[first] += seconds
+    working = min(parallel, len(costs))
     start = WORKER_START if parallel > 1 else 0.0  # one run after the other stays in this process
-    return start * delay + max(free_at)
+    return start / machine.share(working) + max(free_at) * machine.slowdown(working)
 
 
-def seconds_on_ray(costs: Sequence[Cost], cores: int, delay: float = 1.0) -> float:
-    """Seconds of runs that go one after the other, with clients side by side; `delay` as in
-    `seconds_in_process`."""
-    total = RAY_START * delay
+def seconds_on_ray(costs: Sequence[Cost], cores: int, machine: Machine) -> float:
+    """Seconds of runs that go one after the other, with clients side by side."""
+    total = RAY_START / machine.share(cores)
     for c in costs:
         # The last batch of a round leaves cores idle.
         batches = math.ceil(c.clients / cores)
-        speedup = c.clients / batches
+        speedup = c.clients / batches / machine.slowdown(min(c.clients, cores))
         total += c.seconds / speedup * RAY_ROUND + c.turns * RAY_TURN
     return total
 

@@ -13,6 +13,7 @@ from rich.table import Table
 import partitions
 from experiments.benchmarks import (
     auto,
+    choice,
     cohort,
     data,
     engines,
@@ -38,6 +39,7 @@ MEASUREMENTS = {
     "data": lambda: data.start() + data.memory(),
     "clients": registered.in_process,
     "clients-ray": registered.on_ray,
+    "choice": choice.rows,
     "memory": memory.rows,
     "replies": replies.rows,
     "cohort": cohort.rows,

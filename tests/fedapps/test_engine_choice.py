@@ -4,11 +4,18 @@ import pytest
 from small_runs import SMALL
 
 from fedapps import engine_choice, estimate
-from fedapps.engine_choice import Choice, choose_engine, seconds_in_process, seconds_on_ray
+from fedapps.engine_choice import (
+    Choice,
+    Machine,
+    choose_engine,
+    seconds_in_process,
+    seconds_on_ray,
+)
 from fedapps.estimate import Cost
 from fedapps.planning import make_jobs
 
 SHORT, LONG = 0.001, 2.0  # seconds of a turn
+QUIET = Machine(4, 0.0)
 
 
 def of_seconds(*values: float) -> list[Cost]:
@@ -17,27 +24,39 @@ def of_seconds(*values: float) -> list[Cost]:
 
 def test_processes_take_the_longest_run_first():
     """40, then 30 and 20, on two processes: 40 + 0 and 30 + 20, and 5 s until both work."""
-    assert seconds_in_process(of_seconds(20, 40, 30), 2) == 5 + 50
-    assert seconds_in_process(of_seconds(20, 40, 30), 1) == 90  # no process is started
+    assert seconds_in_process(of_seconds(20, 40, 30), 2, QUIET) == 5 + 50
+    assert seconds_in_process(of_seconds(20, 40, 30), 1, QUIET) == 90  # no process is started
 
 
 def test_cores_without_a_client_cost_time_on_ray():
     """Ten clients on four cores are three batches: 3.33 at a time. 8 + 100 / 3.33 × 1.15 + 100
     turns of 1.25 ms."""
-    assert seconds_on_ray(of_seconds(100), 4) == pytest.approx(8 + 30 * 1.15 + 0.125)
+    assert seconds_on_ray(of_seconds(100), 4, QUIET) == pytest.approx(8 + 30 * 1.15 + 0.125)
     # A single client has one core, whatever the machine.
     alone = [Cost(100.0, 0.0, turns=0, clients=1)]
-    assert seconds_on_ray(alone, 64) == pytest.approx(8 + 115)
+    assert seconds_on_ray(alone, 64, Machine(64, 0.0)) == pytest.approx(8 + 115)
 
 
-def test_other_work_delays_the_start_alone(monkeypatch):
-    """Twelve processes want to run on four processors: a start takes three times as long."""
+def test_other_work_takes_its_share_of_the_cores():
+    """Beside one busy process on two cores, one of ours has a core, and two have 2/3 of one each:
+    1.33 times as fast as one. Beside six, one has 2/7, two have 2/8: 1.75 times."""
+    for load, speedup in ((0, 2), (1, 4 / 3), (6, 7 / 4)):
+        machine = Machine(2, load)
+        share = 2 / (2 + load)
+        expected = 8 / share + 100 / speedup * 1.15 + 0.125
+        assert seconds_on_ray(of_seconds(100), 2, machine) == pytest.approx(expected)
+        expected = 5 / share + 2 * 20 / speedup
+        assert seconds_in_process(of_seconds(20, 20), 2, machine) == pytest.approx(expected)
+        # A single process is as fast as when its turn was measured.
+        assert seconds_in_process(of_seconds(20, 20), 1, machine) == 40
+
+
+def test_the_load_is_the_machines(monkeypatch):
     monkeypatch.setattr(engine_choice.os, "cpu_count", lambda: 4)
     monkeypatch.setattr(engine_choice.os, "getloadavg", lambda: (12.0, 1.0, 1.0))
-    delay = engine_choice.start_delay()
-    assert delay == 3
-    assert seconds_in_process(of_seconds(20, 20), 2, delay) == 15 + 20
-    assert seconds_on_ray(of_seconds(100), 2, delay) == pytest.approx(24 + 50 * 1.15 + 0.125)
+    assert Machine.now() == (4, 12)
+    monkeypatch.delattr(engine_choice.os, "getloadavg")
+    assert Machine.now() == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +79,8 @@ def test_other_work_delays_the_start_alone(monkeypatch):
 def test_the_faster_engine_is_chosen(monkeypatch, tmp_path, runs, turn, parallel, cores, expected):
     monkeypatch.setattr(engine_choice, "num_cpus", lambda: cores)
     monkeypatch.setattr(estimate, "_measure", lambda config: (turn, turn / 10, 1000))
-    monkeypatch.setattr(engine_choice.os, "getloadavg", lambda: (0.5, 0.5, 0.5))
+    monkeypatch.setattr(engine_choice.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(engine_choice.os, "getloadavg", lambda: (0.0, 0.5, 0.5))
     config = SMALL | {"rounds": 20, "num-clients": 160}
     jobs = make_jobs(config, ["fedavg"], list(range(runs + 1)), tmp_path)
     jobs[0].done = True
