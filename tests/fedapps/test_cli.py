@@ -143,12 +143,14 @@ def test_an_experiment_gives_what_differs(tmp_path):
     # fedavg declares no lr of its own, so this must be refused
     assert "'fedavg.lr'" in fedapps("run", file, "--engine", "in-process", code=2)
     file.write_text(file.read_text().replace("[fedavg]\nlr = 0.2\n", "[tent]\nadapt-steps = 2\n"))
-    fedapps("run", file, "--engine", "in-process", "--output", tmp_path / "out")
+    fedapps("run", file, "--engine", "in-process", "--output", tmp_path / "out", drawn=True)
     names = {folder.name for folder in (tmp_path / "out").iterdir()}
     beside = {"report.html", "experiment.toml", "runs.txt", "commands.txt", ".gitignore"}
     assert names == {"local-seed4", "fedavg-seed4", *beside}
     said = r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: fedapps run \S+mine\.toml --engine in-process --output"
-    assert re.search(said, (tmp_path / "out" / "report.html").read_text("utf-8"))
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert re.search(said, page)
+    assert page.count("<svg") == 2  # curves and clients
 
 
 STARTS = """

@@ -50,7 +50,8 @@ def test_methods_start_from_one_run_of_fedavg(tmp_path):
     more than a model."""
     base, later, learnt = (tmp_path / name for name in ("base", "later", "learnt"))
     end = ["--engine", "in-process", "--output"]
-    more = ["rounds=4", "partition=iid", "lr=0.05", "model=convnet-bn", *end, base]
+    more = ["rounds=4", "partition=rotated", "partition.samples=300", "model=convnet-bn"]
+    more += ["lr=0.05", *end, base]
     fedapps("run", "--methods", "fedavg,bbse", "num-clients=4", *more)
     methods = "fedavg,prior-em,bn-adapt,memo,tent,atp"
     fedapps("run", "--from", base, "--methods", methods, "memo.views=2", *end, later)

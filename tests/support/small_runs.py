@@ -21,6 +21,7 @@ from fedapps.clientapp import app
 from fedapps.commands.main import cli
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
+from fedapps.results import plot
 from fedapps.results.recorder import Recorder
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
@@ -137,8 +138,15 @@ def federate(grid=InProcessGrid, **changes):
 COMMAND = typer.main.get_command(cli)  # typer's own CliRunner makes it anew at each call
 
 
-def invoke(*words, code=0, columns=300, **options):
-    """The result of the command `fedapps` with these words; it ends with this code."""
+def invoke(*words, code=0, columns=300, drawn=False, **options):
+    """The result of the command `fedapps` with these words; it ends with this code.
+
+    The report of a run holds the figures' texts alone unless they are to be `drawn`: matplotlib
+    would take longer than small runs."""
+    if words[:1] == ("run",) and not drawn:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plot, "as_svg", lambda figure, name: name)
+            return invoke(*words, code=code, columns=columns, drawn=True, **options)
     environment = {"COLUMNS": str(columns)}
     done = CliRunner().invoke(COMMAND, [str(word) for word in words], env=environment, **options)
     assert done.exit_code == code, (done.output, done.exception)
