@@ -17,6 +17,7 @@ from clients.core.outputs import in_units
 from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card
+from partitions.datasets.catalog import SENTIMENTS
 from partitions.datasets.description import (
     AUTO,
     BY_WORD,
@@ -24,11 +25,13 @@ from partitions.datasets.description import (
     SIGNAL,
     TABLE,
     TOKENS,
+    VECTOR,
     Description,
     listed,
 )
 from partitions.datasets.encoding import REFUSE
 from partitions.datasets.readers.broken import left_out
+from partitions.datasets.readers.leaf import LABELS_OF_TWEETS
 from partitions.datasets.readers.local import read_files
 from partitions.datasets.readers.own_leaf import leaf_files
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -112,6 +115,11 @@ def _read(raw: Raw, path: Path, card: Card) -> Inputs:
     rows = list(raw.rows)
     if raw.inputs is not None and raw.inputs.texts:
         raw = _tokens(raw, path, card)
+    elif card.texts and (raw.samples or raw.inputs is None or raw.inputs.kind != VECTOR):
+        raise ValueError(
+            f"{path} holds no texts; the run takes texts as {card.texts}, in LEAF's JSON: a file, "
+            "or its folder"
+        )
     if raw.inputs is not None and raw.inputs.kind == TABLE:
         description = raw.inputs
         if card.skip_broken and card.encoding is not None:
@@ -148,7 +156,10 @@ def _tokens(raw: Raw, path: Path, card: Card) -> Raw:
                 "version: train it again"
             )
         x = renumbered(x, raw.words, card.words)
-    return replace(raw, x=of_length(x, card.shape[0]))
+    y = raw.y
+    if card.classes == SENTIMENTS and not raw.classes and raw.labeled:
+        y = np.array([LABELS_OF_TWEETS.get(str(label), UNLABELED) for label in y.tolist()])
+    return replace(raw, x=of_length(x, card.shape[0]), y=y)
 
 
 def _complete(raw: Raw, card: Card, source: str, notes: list[str]) -> tuple[Raw, list[int]]:

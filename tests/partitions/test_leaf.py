@@ -242,13 +242,14 @@ def test_a_file_of_characters_alone_is_read(tmp_path, caplog):
 
 
 def test_a_folder_of_words_keeps_its_split_and_its_users(tmp_path, caplog):
-    """0 and 4 are Sent140's labels of negative and positive tweets."""
+    """Labels such as 0 and 4 keep their names, and are no classes 0 to 4."""
     sent140(tmp_path)
     folder = tmp_path / "sent140"
     own = loading.load(str(folder))
     known = loading.load("sent140", str(tmp_path))
     assert np.array_equal(own.x, known.x) and own.words == known.words
-    assert np.array_equal(own.y, known.y) and own.num_train == known.num_train == 6
+    assert np.array_equal(own.y > 0, known.y > 0) and own.num_train == known.num_train == 6
+    assert own.classes == ("0", "1", "4")
     assert own.info.clients_words and own.info.num_tokens == 10_002
     assert "the words are tokens" in caplog.text
     federation = partitions.federation(config(tmp_path, str(folder), **{"num-clients": 3}))
@@ -328,9 +329,9 @@ def test_a_later_client_is_served_texts_by_the_runs_words(tmp_path):
     result.write(tmp_path / "delivered")
     described = json.loads((tmp_path / "delivered" / "model.json").read_text())
     assert (described["words"], described["texts"]) == (list(words), "words")
-    np.savez(tmp_path / "d.npz", x=np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="the run takes"):
-        finished.inputs(tmp_path / "d.npz")
+    (tmp_path / "d.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"holds no texts; the run takes texts as words, in LEAF"):
+        finished.inputs(tmp_path / "d.csv")
 
 
 def test_a_later_clients_lines_are_cut_to_the_runs_length(tmp_path):

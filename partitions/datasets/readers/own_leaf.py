@@ -208,8 +208,10 @@ def _words(
     x, words = word_tokens(texts)
     if not words:
         raise ValueError(f"{path}: no text holds a word")
-    if {str(label) for label in labels} <= LABELS_OF_TWEETS.keys():
-        labels = [LABELS_OF_TWEETS[str(label)] for label in labels]  # 0 and 4 are Sent140's
+    given = {str(label) for label in labels}
+    if given <= LABELS_OF_TWEETS.keys():  # 0 and 4 are Sent140's, in whose files they may be texts
+        kind = int if whole or "4" not in given else str  # as texts they are no classes 0 … 4
+        labels = [kind(label) for label in labels]
     raw = _labeled(x, labels, Description(TOKENS, texts=BY_WORD), path, whole, task, notes)
     return replace(raw, words=words)
 
