@@ -16,9 +16,10 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.planning import check_tokens, configured
 from fedapps.results.card import Card
 from fedapps.serverapp import run
-from fedapps.service.finished_run import load
+from fedapps.service.finished_run import load, restore_strategy
 from fedapps.service.inputs import read_input_files
-from fedapps.settings.config import defaults
+from fedapps.service.serving import serve_once
+from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import read_arguments
 from partitions.datasets import loading
 from partitions.datasets.words import CHARACTERS, most_frequent, renumbered
@@ -329,6 +330,14 @@ def test_a_later_client_is_served_texts_by_the_runs_words(tmp_path):
     result.write(tmp_path / "delivered")
     described = json.loads((tmp_path / "delivered" / "model.json").read_text())
     assert (described["words"], described["texts"]) == (list(words), "words")
+
+    served = override(finished.config, {"serving": finished.card.line()})
+    place = {"partition-id": 0, "data-path": str(tmp_path / "later" / "own.json")}
+    grid = InProcessGrid(app, served, [place | {"state-dir": str(tmp_path / "state")}])
+    assert serve_once(restore_strategy(finished, grid), finished)
+    assert (tmp_path / "state" / "predictions.csv").read_text() == result.predictions()
+    many = replace(finished.card, words=tuple(f"word{7919 * row}" for row in range(10_000)))
+    assert Card.parse(override(finished.config, {"serving": many.line()})["serving"]) == many
     (tmp_path / "d.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"holds no texts; the run takes texts as words, in LEAF"):
         finished.inputs(tmp_path / "d.csv")
