@@ -1,6 +1,7 @@
 """Each line of the page *Your own data* works: its file is made in the form that it names, and the
 run that it writes reads what the line says."""
 
+import json
 import re
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def folder(tmp_path_factory):
     ids = draws.integers(1, 50, (N, 12)) + 50 * y[:, None]
     ids[:, 8:] = 0
     np.savez(folder / "texts.npz", x=ids, y=y)
+    users = {}
+    for user in range(4):
+        labels = y[N // 4 * user :][: N // 4]
+        texts = [("what a great day", "it is a bad one")[label] for label in labels]
+        users[f"user {user}"] = {"x": texts, "y": labels.tolist()}
+    content = {"users": list(users), "num_samples": [N // 4] * 4, "user_data": users}
+    (folder / "messages.json").write_text(json.dumps(content))
     columns = {"x": x.tolist(), "label": y.tolist()}
     datasets.Dataset.from_dict(columns).save_to_disk(str(folder / "saved"))
     for number, hospital in enumerate(HOSPITALS):
@@ -108,6 +116,7 @@ SAID = {  # words of the line → what a run says that it read
     "sorted": "images of 1 channel and 9×10 pixels, 2 classes",
     "windows.npz": "signals of 3 channels and 32 steps scaled by the training clients' statistics",
     "texts.npz": "12 tokens each, 2 classes",
+    "messages.json": "25 tokens each of the training clients' 8 most frequent words, 2 classes",
     "symptoms.csv": TABLE.replace("2 classes", "2 labels, several at once"),
     "stays.csv": TABLE.replace("2 classes", "1 value to predict (regression)"),
     "patients.csv": TABLE,
