@@ -41,7 +41,7 @@ SCORES = ("accuracy", "loss", "sem")  # ends of the keys whose values depend on 
 EVERY = pytest.mark.parametrize("method", METHODS)
 SMALL = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
 # Less work on digits; other data keep the defaults.
-LESS = {"model": "mlp-small", "batch-size": 16, "partition.samples": 600}
+LESS = {"model": "mlp-small", "batch-size": 16}
 
 
 @pytest.fixture(scope="module", params=METHODS)

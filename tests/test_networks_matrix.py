@@ -33,7 +33,6 @@ from strategies.core.rounds import PersonalizedStrategy
 KINDS = ("Norm", "Dropout", "Frozen", "Tied", "Buffers", "Everything")
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
 SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 2, "batch-size": 16}
-SMALL |= {"partition.samples": 600}
 NORMED = ("fedbn", "bn-adapt")
 REFUSED = {(m, kind): f"{m} needs .*{kind}" for m in NORMED for kind in KINDS[1:5]} | {
     ("fedma", "Norm"): "fedma matches .*'norm'",

@@ -26,7 +26,7 @@ from strategies.core.rounds import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
-SMALL |= {"model": "mlp-small", "batch-size": 16, "partition.samples": 600}
+SMALL |= {"model": "mlp-small", "batch-size": 16}
 TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
 ADAM = {"odpfl-hn.server-optimizer": "adam", "odpfl-hn.server-lr": 0.001}
 LATE = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34,

@@ -39,7 +39,7 @@ from fedapps.settings.config import defaults
 
 CONFIG = SMALL | {"num-clients": 4, "train-fraction": 0.75, "rounds": 3, "local-steps": 1}
 CONFIG |= {"checkpoint-every": 1, "evaluate-every": 1}
-CONFIG |= {"model": "mlp-small", "partition.samples": 600}
+CONFIG |= {"model": "mlp-small"}
 CHANGES = ("replace", "rename", "unlink", "link")  # of a folder, as functions of os
 INPUTS = np.zeros((3, 1, 8, 8), np.uint8)
 
