@@ -6,7 +6,7 @@ constructs a strategy; `strategy_of_run` adds what a run of this package knows o
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -210,12 +210,27 @@ def _method_model(
         return network_around(base, method, info, values)
 
 
-def network_around(base: nn.Module, method: str, info: Info, values: dict[str, Any]) -> Network:
-    """The method's network around `base`, by the method's settings `values`."""
+def network_around(
+    base: nn.Module,
+    method: str,
+    info: Info,
+    values: dict[str, Any],
+    known_heads: dict[Hashable, str] | None = None,
+) -> Network:
+    """The method's network around `base`, by the method's settings `values`; `known_heads`: see
+    `headed`."""
     client = METHODS[method].client
     if client.uses_head(values):
         place = str(values.get("head", ""))
-        base = headed(base, method, tuple(info.shape), info.num_outputs, place, client.head_by_name)
+        base = headed(
+            base,
+            method,
+            tuple(info.shape),
+            info.num_outputs,
+            place,
+            client.head_by_name,
+            known_heads,
+        )
 
     def separate(name: str) -> bool:
         return client.is_personal(name) or name.startswith(client.separately_trained)

@@ -1,7 +1,7 @@
 """Any method in a user's own Flower app: its two components, from a network and data."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from typing import Any
@@ -188,7 +188,9 @@ def client_app(
     if outputs not in (LOGITS, PROBABILITIES):
         raise ValueError(f"outputs is {outputs!r:.200}; it must be {LOGITS!r} or {PROBABILITIES!r}")
 
-    checked_shapes: set[tuple[int, ...]] = set()  # every message makes the network anew
+    # Every message makes the network anew; what a trial has shown of it once holds for the others.
+    checked_shapes: set[tuple[int, ...]] = set()
+    known_heads: dict[Hashable, str] = {}
 
     def read(samples: Any, context: Context, config: Config, reader: TableReader | None) -> Share:
         form = Form(
@@ -224,6 +226,7 @@ def client_app(
             context,
             outputs="" if outputs == LOGITS and shape in checked_shapes else outputs,
             parts=parts_of(share.everything),
+            known_heads=known_heads,
         )
         checked_shapes.add(shape)
         if takes_whole_numbers(network):
@@ -427,10 +430,12 @@ def _network(
     context: Context,
     outputs: str = "",
     parts: Sequence[Part] = (),
+    known_heads: dict[Hashable, str] | None = None,
 ) -> tuple[Network, int, nn.Module | None]:
     """The method's network around the user's, the number of its outputs, and the user's network if
     it trains itself. The seed alone decides its initial arrays. `outputs` says what these are; ""
-    leaves them unchecked, as for the server, which computes none. Inputs are packed of `parts`."""
+    leaves them unchecked, as for the server, which computes none. Inputs are packed of `parts`.
+    `known_heads` holds the heads that were found in former networks of `model`."""
     task = str(config["task"])
     with drawing(int(str(config["seed"]))):
         base = _made(model, context)
@@ -451,7 +456,7 @@ def _network(
         classes = 2 if task == BINARY else num_outputs
         info = Info("own", shape, classes, "", task=task)
         settings = of_method(config, method)
-        built = network_around(network.eval(), method, info, settings)
+        built = network_around(network.eval(), method, info, settings, known_heads)
         return built, num_outputs, base if by_itself else None
 
 

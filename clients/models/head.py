@@ -1,6 +1,6 @@
 """Networks of the form ``head(features(x))``, and how others get that form."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import product
@@ -94,6 +94,14 @@ class _Reference(nn.Module):
         return self._layer[0](*args, **kwargs)
 
 
+def structure(network: nn.Module, shape: tuple[int, ...]) -> Hashable:
+    """What tells networks of one function apart: the shape of an input, the type of each module,
+    the shape of each array."""
+    modules = tuple((name, type(module)) for name, module in network.named_modules())
+    arrays = tuple((name, tuple(array.shape)) for name, array in network.state_dict().items())
+    return shape, modules, arrays
+
+
 def headed(
     network: nn.Module,
     method: str,
@@ -101,12 +109,15 @@ def headed(
     num_classes: int,
     place: str = "",
     by_name: bool = False,
+    known_heads: dict[Hashable, str] | None = None,
 ) -> nn.Module:
     """The network in the form ``head(features(x))``: itself if it has it, else split at the linear
     layer whose outputs are the network's.
 
     The declared `place`, the dotted name of a layer, is the head instead. With `by_name` the
     method only needs to know which arrays are the head's, so further steps may follow the layer.
+    A caller that gets its networks from one function may pass the same `known_heads` each time:
+    a network of a structure that was split before is split at the same layer, without a trial.
     Raises ValueError if no such layer has `num_classes` outputs, and for a place that cannot be the
     head."""
     if place:
@@ -115,6 +126,11 @@ def headed(
         return network
     if has_form(network, shape):
         return network
+    if known_heads is None:
+        known_heads = {}
+    key = structure(network, shape)
+    if key in known_heads:
+        return split(network, known_heads[key])
     places = []
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear) and module.out_features == num_classes:
@@ -122,6 +138,7 @@ def headed(
     # The layer that gives the outputs is mostly the last one defined; each trial runs the network.
     for name in reversed(places):
         if can_split(network, name, shape):
+            known_heads[key] = name
             return split(network, name)
     declare = ""
     if by_name:

@@ -66,6 +66,19 @@ def test_a_head_of_that_name_stays_where_it_is():
     assert headed(network, "mlp", SHAPE, 10) is network
 
 
+def test_a_head_that_was_found_is_found_without_a_trial(monkeypatch):
+    """In a network of the same structure, not in one whose layers have other types or sizes."""
+    known = {}
+    headed(ViewFlattens(), "own", SHAPE, 10, known_heads=known)
+    monkeypatch.setattr("clients.models.head.can_split", lambda *_: False)
+    network = ViewFlattens()
+    weight = network.fc.weight
+    assert headed(network, "own", SHAPE, 10, known_heads=known).head.weight is weight
+    for other, shape in ((HeadIsFirst(), SHAPE), (ViewFlattens(), (1, 9, 9))):
+        with pytest.raises(ValueError, match="does not end in a linear layer"):
+            headed(other, "own", shape, 10, known_heads=known)
+
+
 def test_a_network_that_flattens_by_view_takes_samples():
     """They have the strides of a new tensor, also with one channel."""
     samples = Samples(torch.rand(6, *SHAPE), torch.zeros(6).long(), torch.arange(6), scale=1.0)
