@@ -115,4 +115,4 @@ def test_the_signature_shows_arguments_and_settings():
     parameters = inspect.signature(Naming).parameters
     assert [*parameters] == ["first", "other", "steps", "rate", "mode", "bits", "label"]
     assert parameters["steps"].default == 50
-    assert taken(Naming) == [*parameters][1:]
+    assert [*taken(Naming)] == [*parameters][1:]
