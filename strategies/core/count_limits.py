@@ -1,4 +1,4 @@
-"""Limits on one client's share in sums of counts, relative to the other clients' counts.
+"""Limits on one client's share in sums over clients, relative to the other clients' answers.
 
 Counts c_i (C,) by label, or (C, C) by predicted class and label, are the weights of a sum. Their
 total is limited to `ratio` times the lower median of the totals, as sample counts are.
@@ -10,14 +10,28 @@ max(`ratio` · median δ, `ALLOWED`) the matrix is moved towards M, to that dist
 have other labels, and a weaker network where theirs differ, but none can claim other mistakes.
 Labels that fewer than `MIN_REPLIES_FOR_QUARTILE` clients have are not compared.
 
-Counts within the limits are not changed; negative ones become 0."""
+*Other sums* of several arrays x_i: with the coordinate-wise median m and δ_i = ‖x_i − m‖, an
+answer becomes m + λ_i (x_i − m). λ_i is the least of min(1, `ratio` · lower median δ / δ_i) over
+its arrays, so that these fit together. A lie then moves a sum by a few times what one honest client
+does.
+
+*Histograms* of which a high quantile is taken: those that reach furthest do not count.
+
+What is within the limits is not changed; negative counts become 0."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from strategies.core.limits import MIN_REPLIES_FOR_QUARTILE, lower_quantile
+from clients.core.arrays import Arrays
+from strategies.core.limits import (
+    MIN_REPLIES_FOR_NORMS,
+    MIN_REPLIES_FOR_QUARTILE,
+    lower_quantile,
+)
 
+COLUMNS = 65536  # entries of all answers that are compared at once, which bounds the memory
+LIARS = 0.1  # the share of the clients whose highest answers do not count
 ALLOWED = 0.1  # share of samples; with few samples most honest matrices have no mistake
 
 
@@ -64,3 +78,62 @@ def bounded_confusions(counts: Sequence[np.ndarray], ratio: float) -> list[np.nd
         excess = (1 - limit / distances[i]) * differences[i]
         bounded.append(stacked[i] - excess * totals[i])
     return bounded
+
+
+def bounded_deviations(answers: Sequence[Arrays], ratio: float) -> list[Arrays]:
+    """The answers, none farther from the median answer than `ratio` times the usual distance. Fewer
+    than `MIN_REPLIES_FOR_NORMS` answers, and arrays in which most clients agree, have no limit."""
+    if len(answers) < MIN_REPLIES_FOR_NORMS:
+        return list(answers)
+    medians: Arrays = {}
+    shares = np.ones(len(answers))  # λ
+    for name in answers[0]:
+        median, distances = _distances([answer[name] for answer in answers])
+        medians[name] = median
+        limit = ratio * lower_quantile(distances.tolist())
+        far = distances > limit
+        if limit > 0 and far.any():
+            shares[far] = np.minimum(shares[far], limit / distances[far])
+    bounded = []
+    for answer, share in zip(answers, shares, strict=True):
+        if share == 1:
+            bounded.append(answer)
+            continue
+        moved = {name: m + share * (answer[name] - m) for name, m in medians.items()}
+        bounded.append(moved)
+    return bounded
+
+
+def _distances(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The median of every entry, and the distance (clients,) of each array from it."""
+    flat = [np.asarray(array, float).ravel() for array in arrays]
+    medians = []
+    squares = np.zeros(len(flat))
+    for start in range(0, len(flat[0]), COLUMNS):
+        part = np.stack([array[start : start + COLUMNS] for array in flat])
+        median = np.median(part, axis=0)
+        squares += np.square(part - median).sum(1)
+        medians.append(median)
+    return np.concatenate(medians).reshape(arrays[0].shape), np.sqrt(squares)
+
+
+def num_trimmed(clients: int) -> int:
+    """How many of the clients' answers do not count: a tenth, one at least."""
+    return max(1, round(LIARS * clients))
+
+
+def without_highest(histograms: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The histograms (bins,), as zeros where the highest bin with a count is among the highest
+    tenth of all clients', one at least. Among fewer than `MIN_REPLIES_FOR_NORMS` all count."""
+    if len(histograms) < MIN_REPLIES_FOR_NORMS:
+        return list(histograms)
+    highest = []
+    for histogram in histograms:
+        occupied = np.flatnonzero(histogram > 0)
+        highest.append(int(occupied[-1]) if len(occupied) else -1)
+    order = np.argsort(highest, kind="stable")
+    left_out = set(order[-num_trimmed(len(histograms)) :].tolist())
+    result = []
+    for place, histogram in enumerate(histograms):
+        result.append(np.zeros_like(histogram) if place in left_out else histogram)
+    return result

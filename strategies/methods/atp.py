@@ -3,13 +3,17 @@
 A run that starts from another method's model begins with the second phase. Names on the wire: in
 the first phase every name both ways; then `adaptation_rates` α both ways, and the network once to
 each client. A run that is resumed without the clients' states sends the network again.
-α ← the plain mean of the replies. Evaluated clients, also novel ones, get the network and α."""
+α ← the plain mean of the replies; with `protect` without the largest and the smallest tenth of each
+rate, one at least. Evaluated clients, also novel ones, get the network and α."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clients.core.arrays import Arrays
 from clients.methods.atp import LEARN_RATES, RATES
+from strategies.core.aggregation import robust_mean
+from strategies.core.count_limits import num_trimmed
+from strategies.core.limits import MIN_REPLIES_FOR_NORMS
 from strategies.core.replies import Requirement, Update
 from strategies.methods._two_phases import TwoPhases
 
@@ -42,6 +46,15 @@ class ATP(TwoPhases):
 
     def mean(self, arrays: Arrays, updates: list[Update], weights: Sequence[float]) -> Arrays:
         """FedAvg's mean of the networks, or the plain mean of the rates."""
-        if self.in_second:
-            weights = [1.0] * len(updates)
-        return super().mean(arrays, updates, weights)
+        if not self.in_second:
+            return super().mean(arrays, updates, weights)
+        if self.trims and len(updates) >= MIN_REPLIES_FOR_NORMS:
+            # Half a client more, so that no rounding leaves one less out.
+            fraction = (num_trimmed(len(updates)) + 0.5) / len(updates)
+            return robust_mean("trimmed-mean", fraction, arrays, [u.arrays for u in updates])
+        return super().mean(arrays, updates, [1.0] * len(updates))
+
+    @property
+    def trims(self) -> bool:
+        """Whether the largest and the smallest rates do not count."""
+        return self.max_update_ratio > 0 and self.robust == "none"

@@ -32,12 +32,23 @@ from clients.core.decision.choice import (
     candidates_of,
     num_features,
 )
-from clients.core.decision.moments import Blocks, between_clients, class_means, within_classes
+from clients.core.decision.moments import (
+    Blocks,
+    between_clients,
+    class_means,
+    semidefinite,
+    within_classes,
+)
 from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
 from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
 from fedapps.common.settings import setting
-from strategies.core.count_limits import bounded_confusions, bounded_totals
+from strategies.core.count_limits import (
+    bounded_confusions,
+    bounded_deviations,
+    bounded_totals,
+    without_highest,
+)
 from strategies.core.replies import Node, Requirement
 from strategies.maths.decision import (
     FOLDS,
@@ -56,6 +67,7 @@ from strategies.methods.fedavg import FedAvg
 HEAD_WEIGHT = "head.weight"
 MEAN = "running_mean"  # the end of the name of a layer's running mean
 COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
+NOT_MOVED = (*COUNTED, "loss", "clients")  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
 SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "square", "misfits",
           "descriptors", "gradient", "hessian", "calibration", "loss", "clients")  # fmt: skip
@@ -256,12 +268,17 @@ class _Exchanges:
                 sent[node] = self.sent(rule) | {COEFFICIENTS: theta[:, self.sets_of(node)]}
             gradient = np.zeros((len(self.candidates), num_sets, size))
             hessian = np.zeros((*gradient.shape, size))
-            for reply in self.replies("play", sent, shapes):
+            replies = self.replies("play", sent, shapes)
+            answers = [dict(reply.arrays) for reply in replies]
+            self.bound(answers)
+            for reply, answer in zip(replies, answers, strict=True):
                 sets = self.sets_of(reply.node)
-                gradient[:, sets] += reply.arrays["gradient"]
-                hessian[:, sets] += reply.arrays["hessian"]
+                gradient[:, sets] += answer["gradient"]
+                hessian[:, sets] += answer["hessian"]
             for place in np.ndindex(gradient.shape[:2]):
-                theta[place] = newton_step(theta[place], gradient[place], hessian[place])
+                # A false Hessian could point the step anywhere.
+                curvature = semidefinite(hessian[place])
+                theta[place] = newton_step(theta[place], gradient[place], curvature)
         return theta
 
     def sets_of(self, node: Node) -> list[int]:
@@ -328,17 +345,14 @@ class _Exchanges:
         return total, len(replies)
 
     def bound(self, answers: list[Arrays]) -> None:
-        """Bound what one client's answer can count. Losses are shares; with the limits of
-        `strategies.core.count_limits`, confusion counts and all sums beside them, too."""
+        """Bound what one client's answer can count. A loss is a share, so that a liar can hide only
+        its own; `protect` turns on the limits of `strategies.core.count_limits` for all others."""
         for answer in answers:
             if "loss" in answer:
                 answer["loss"] = np.clip(answer["loss"], 0, 1)
                 answer["clients"] = np.clip(answer["clients"], 0, 1)
-        if self.strategy.max_update_ratio and "confusion" in answers[0]:
-            confusions = [answer["confusion"] for answer in answers]
-            confusions = bounded_confusions(confusions, self.strategy.max_update_ratio)
-            for answer, confusion in zip(answers, confusions, strict=True):
-                answer["confusion"] = confusion
+        if self.strategy.max_update_ratio:
+            self._bound_by_others(answers)
         if self.strategy.max_examples_ratio:
             for name in COUNTED:
                 if name in answers[0]:
@@ -346,6 +360,23 @@ class _Exchanges:
                     counts = bounded_totals(counts, self.strategy.max_examples_ratio)
                     for answer, bounded in zip(answers, counts, strict=True):
                         answer[name] = bounded
+
+    def _bound_by_others(self, answers: list[Arrays]) -> None:
+        """Limit each answer by its distance from the others."""
+        ratio = self.strategy.max_update_ratio
+        if "confusion" in answers[0]:
+            confusions = bounded_confusions([answer["confusion"] for answer in answers], ratio)
+            for answer, confusion in zip(answers, confusions, strict=True):
+                answer["confusion"] = confusion
+        if "misfits" in answers[0]:
+            misfits = without_highest([answer["misfits"] for answer in answers])
+            for answer, histogram in zip(answers, misfits, strict=True):
+                answer["misfits"] = histogram
+        sums = []
+        for answer in answers:
+            sums.append({name: a for name, a in answer.items() if name not in NOT_MOVED})
+        for answer, moved in zip(answers, bounded_deviations(sums, ratio), strict=True):
+            answer.update(moved)
 
     def replies(
         self,

@@ -228,3 +228,16 @@ def test_both_phases_in_a_run(tmp_path):
     federate(method="fedavg", rounds=1, **{"output-dir": str(tmp_path / "other")})
     with pytest.raises(ValueError, match="other has learnt no rates"):
         figures.rates(tmp_path / "other")
+
+
+@pytest.mark.parametrize(("protect", "expected"), [(False, 20.0), (True, 3.0)])
+def test_one_liar_decides_no_rate_with_protect(protect, expected):
+    """Of 1, 2, 3, 4 and 90 the mean is 20, and without the least and the largest 3."""
+    strategy = ATP(fedavg_rounds=1, protect=protect)
+    strategy.now = Round(2)
+    rates = [np.array([r], np.float32) for r in (1, 2, 3, 4, 90)]
+    updates = [update(client, {RATES: alpha}) for client, alpha in enumerate(rates)]
+    before = {"w": np.ones(1, np.float32), RATES: np.zeros(1, np.float32)}
+    after = strategy.aggregate(before, updates)
+    assert after[RATES].dtype == np.float32
+    assert (after[RATES].tolist(), after["w"].tolist()) == ([expected], [1.0])

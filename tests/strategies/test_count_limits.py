@@ -2,8 +2,18 @@
 
 import numpy as np
 import pytest
+from small_runs import update
 
-from strategies.core.count_limits import bounded_confusions, bounded_totals
+from clients.core.decision.moments import Blocks, semidefinite, within_classes
+from strategies.core.count_limits import (
+    bounded_confusions,
+    bounded_deviations,
+    bounded_totals,
+    num_trimmed,
+    without_highest,
+)
+from strategies.core.replies import Node
+from strategies.maths.decision import PENALTY
 from strategies.methods import auto
 from strategies.methods.bbse import BBSE
 from strategies.methods.prior_em import PriorEM
@@ -68,3 +78,61 @@ def test_one_client_counts_as_one_in_autos_sums(protect):
     exchanges.bound(answers)
     expected = [[27, 3], [3, 27]] if protect else 99 * PERMUTED
     np.testing.assert_allclose(answers[4]["confusion"], expected)
+    misfits = [{"misfits": np.eye(4)[bin_]} for bin_ in (0, 1, 3, 1, 0)]
+    exchanges.bound(misfits)
+    assert misfits[2]["misfits"].tolist() == [0, 0, 0, 0 if protect else 1]
+    gradients = [{"gradient": np.array([g])} for g in (9.0, 10, 11, 12, 100)]
+    exchanges.bound(gradients)
+    assert gradients[4]["gradient"] == pytest.approx(14.5 if protect else 100)
+
+
+def test_sums_are_moved_towards_the_median_answer_together():
+    """a has the median 11, distances 2, 1, 0, 1, 89 and the limit 3.5; b has the median 1,
+    distances 1, 1, 0, 0, 178 and the same limit. The last answer's share is 3.5 / 178 in both."""
+    pairs = [(9, 0), (10, 2), (11, 1), (12, 1), (100, 179)]
+    answers = [{"a": np.array([float(a)]), "b": np.array([[float(b)]])} for a, b in pairs]
+    bounded = bounded_deviations(answers, 3.5)
+    assert all(one is other for one, other in zip(bounded[:4], answers, strict=False))
+    assert bounded[4]["a"] == pytest.approx(11 + 89 * 3.5 / 178)
+    assert bounded[4]["b"].tolist() == [[pytest.approx(4.5)]]
+    assert bounded_deviations(answers[1:], 3.5)[3] is answers[4]  # of four nobody is usual
+
+
+def test_arrays_in_which_most_clients_agree_have_no_limit():
+    """Most clients have no changed prediction; one that has some is honest."""
+    answers = [{"count": np.array([c])} for c in (0.0, 0, 0, 0, 7)]
+    assert bounded_deviations(answers, 3.5)[4]["count"] == 7
+
+
+def test_the_histograms_that_reach_furthest_do_not_count():
+    histograms = [np.eye(4)[bin_] for bin_ in (0, 1, 3, 1)] + [np.zeros(4)]
+    kept = without_highest(histograms)
+    assert [h.sum() for h in kept] == [1, 1, 0, 1, 0]
+    assert [num_trimmed(n) for n in (5, 10, 49, 120)] == [1, 1, 5, 12]
+    assert without_highest(histograms[:4])[2].sum() == 1
+
+
+def test_false_moments_give_no_negative_variance():
+    """One class of two samples whose mean is 3: its squares are at least 18. Of −82 the variance
+    would be −100."""
+    within = within_classes(np.array([2.0]), np.array([[3.0]]), np.array([-82.0]), Blocks((1,)))
+    assert within.tolist() == [0]
+    honest = np.array([[2.0, 1], [1, 2]])
+    assert semidefinite(honest) is honest
+    np.testing.assert_allclose(semidefinite(np.diag([2.0, -1])), np.diag([2.0, 0]), atol=1e-12)
+
+
+def test_a_false_hessian_points_no_step_anywhere():
+    """Minus the penalty, so that the sum of both is singular: the step is the gradient over the
+    penalty."""
+    exchanges = auto._Exchanges.__new__(auto._Exchanges)
+    exchanges.strategy = auto.Auto()
+    node = Node(0, 50)
+    exchanges.training, exchanges.folds = [node], {node: 0}
+    exchanges.num_folds, exchanges.features, exchanges.candidates = 1, 1, ("bbse",)
+    reply = update(
+        0, {"gradient": np.full((1, 1, 2), 5.0), "hessian": -PENALTY * np.eye(2)[None, None]}
+    )
+    exchanges.replies = lambda query, sent, shapes: [reply]
+    theta = exchanges.fitted(auto.Rule())
+    np.testing.assert_allclose(theta[0, 0].ravel(), [0.5, 0.5])

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+ROUNDING = 1e-6  # of eigenvalues, relative to the largest one
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -68,7 +70,9 @@ def within_classes(
     """S (Σ d_l²,) from the sums over all samples."""
     freedom = max(counts.sum() - np.count_nonzero(counts), 1)
     explained = [(m * counts[:, None]).T @ m for m in blocks.split(means)]
-    return np.asarray((squares - blocks.flat(explained)) / freedom)
+    within = blocks.matrices((squares - blocks.flat(explained)) / freedom)
+    # False sums can give negative variances, which no client could invert.
+    return blocks.flat([semidefinite(matrix) for matrix in within])
 
 
 def residual(phi: np.ndarray, y: np.ndarray, means: np.ndarray) -> np.ndarray:
@@ -88,3 +92,11 @@ def positive_part(matrix: np.ndarray) -> np.ndarray:
     """Σ_k max(λ_k, 0) v_k v_kᵀ of a symmetric matrix."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return np.asarray((vectors * np.maximum(values, 0)) @ vectors.T)
+
+
+def semidefinite(matrix: np.ndarray) -> np.ndarray:
+    """The matrix itself if it has no negative eigenvalue up to rounding, else its positive part."""
+    values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+    if values[0] >= -ROUNDING * np.abs(values).max():
+        return matrix
+    return positive_part(matrix)
