@@ -15,6 +15,7 @@ from experiments.benchmarks import (
     auto,
     choice,
     cohort,
+    corrections,
     data,
     engines,
     memory,
@@ -35,6 +36,7 @@ MEASUREMENTS = {
     "pfedhn": methods.pfedhn,
     "odpfl-hn": methods.odpfl_hn,
     "auto": auto.rows,
+    "corrections": corrections.rows,
     "fedembed": registered.fedembed,
     "data": lambda: data.start() + data.memory(),
     "clients": registered.in_process,
@@ -47,7 +49,7 @@ MEASUREMENTS = {
     "peers": simulators.rows,
 }
 
-NO_MNIST = {"memory", "replies", "convolution"}
+NO_MNIST = {"memory", "replies", "convolution", "corrections"}
 
 
 def main(names: list[str]) -> None:

@@ -16,6 +16,7 @@ from experiments.benchmarks import (
     __main__,
     auto,
     cohort,
+    corrections,
     data,
     engines,
     measure,
@@ -126,6 +127,13 @@ def test_autos_exchanges_are_compared_with_training_and_a_decision_with_its_pass
     assert exchanges.limit == "0.2" and exchanges.ratio > 0
     assert decision.what == "auto, decision for 30 inputs / forward passes"
     assert decision.ratio > 1
+
+
+def test_six_corrections_are_compared_with_fedavg_alone(small):
+    """Six methods evaluate six times as often, so they take longer than one."""
+    small(corrections, REPEATS=1)
+    (row,) = corrections.rows(["dataset=digits", "num-clients=20", "rounds=2", "auto.alpha=0.1"])
+    assert row.limit == "1.35" and row.ratio > 1
 
 
 def test_a_step_of_fedtta_is_compared_with_one_of_sgd(small):
