@@ -118,6 +118,7 @@ def corruption(
                 score = later(folder, **base, **{f"partition.{kind}": value})["novel"]
                 y.append(100 * score["accuracy"])
                 error.append(100 * score["sem"])
+                print(f"{folder.name}, {kind} {value:g}: {y[-1]:.2f} %", flush=True)
             axis.errorbar(x, y, error, marker="o", label=str(config["method"]))
         axis.set(xlabel=f"{kind}, {label}")
     axes[0].set(ylabel="accuracy in %")

@@ -1,8 +1,9 @@
 """Writes a record of measurements from run folders: ``python -m experiments.record NAME FOLDER …``.
 
 A record is a file of experiments/measured/, from which `experiments.coverage` makes its page. Each
-cell is the mean over the seeds of a row and a column. A row is a variant as its run's folder names
-it. `--column "α = {partition.novel-alpha}"` is the text of a column with the settings of a run.
+cell is the mean over the seeds of a row and a column. `--column "α = {partition.novel-alpha}"` is
+the text of a column with the settings of a run. A row is a variant as its run's folder names it,
+without the settings of the column.
 
 What an existing record says beside its cells stays, unless an option replaces it, so that
 ``python -m experiments.record NAME FOLDER`` is enough after the commands of a record have run
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedapps.reproduction import Cell, as_record, cells_of
-from fedapps.results.runs import NUMBERS, failures, read_runs, score_keys
+from fedapps.results.runs import NUMBERS, failures, label_without, read_runs, score_keys
 from fedapps.settings.config import Config, defaults, effective
 from fedapps.settings.experiments import experiments_root
 
@@ -47,10 +48,12 @@ def recorded(runs: "DataFrame", template: str, scores: list[str]) -> list[Cell]:
     for score in scores:
         if score not in known:
             raise ValueError(f"--scores names {score!r}; known: {', '.join(known)}")
+    in_column = SETTING.findall(template)
     groups: dict[tuple[str, str], list[int]] = {}  # the runs' places
     for place, run in enumerate(runs.itertuples()):
         column = column_of(template, defaults() | run.config)
-        groups.setdefault((column, run.variant), []).append(place)
+        row = label_without(run.variant, in_column)
+        groups.setdefault((column, row), []).append(place)
     found: list[Cell] = []
     for score in scores or score_keys(runs):
         for (column, row), places in groups.items():

@@ -16,7 +16,7 @@ def test_a_record_by_hand(tmp_path, monkeypatch):
     for seed, accuracy in enumerate((0.90, 0.94)):
         changes = {"dataset": "digits", "partition": "dirichlet-split", "rounds": 7}
         leave(runs / "far", "fedavg", seed, [accuracy], **changes, **{"partition.novel-alpha": 1.0})
-    leave(runs / "near", "fedavg", 0, [0.5], **changes, **{"partition.novel-alpha": 0.1})
+    leave(runs / "near", "fedavg partition.novel-alpha=0.1", 0, [0.5], **changes)
     record.main("alphas", [runs / "far", runs / "near"], "fedapps run", page="digits.md",
                 column="α = {partition.novel-alpha}", scores="novel")  # fmt: skip
     saved = json.loads((tmp_path / "alphas.json").read_text("utf-8"))
@@ -24,6 +24,7 @@ def test_a_record_by_hand(tmp_path, monkeypatch):
     assert far["column"] == "α = 1.0" and near["column"] == "α = 0.1"
     assert far["value"] == pytest.approx(92) and far["spread"] == pytest.approx(2.8284)
     assert far["seeds"] == [0, 1] and near["seeds"] == [0] and near["spread"] is None
+    assert near["row"] == "fedavg"  # its column has the setting
     assert (far["row"], far["score"], far["rounds"]) == ("fedavg", "novel", 7)
     record.main("alphas", [runs / "near"])  # the texts are those of before
     again = json.loads((tmp_path / "alphas.json").read_text("utf-8"))
