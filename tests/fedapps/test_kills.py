@@ -17,6 +17,7 @@ from small_runs import TASTES, forked, left
 from typer.testing import CliRunner
 
 from fedapps.commands.main import cli
+from fedapps.results.checkpoint import saved_round
 
 KILLS = int(os.environ.get("FEDAPPS_KILLS", "2"))
 SHORT = KILLS <= 2
@@ -39,13 +40,16 @@ def fedapps(*arguments):
     return forked(call)
 
 
-def killed(child, seconds):
-    """Whether the process was killed after so many seconds; False if it had ended by then."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def killed(child, seconds, run=None, round_=0):
+    """Whether the process was killed, `seconds` after its `run` had saved this round; False if it
+    had ended by then."""
+    deadline = None
+    while deadline is None or time.monotonic() < deadline:
         if os.waitpid(child, os.WNOHANG)[0]:
             return False
-        time.sleep(0.005)
+        if deadline is None and (not round_ or saved_round(run) >= round_):
+            deadline = time.monotonic() + seconds
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return True
@@ -75,19 +79,25 @@ def test_a_run_that_is_killed_at_random_moments_ends_the_same(method, tmp_path):
     assert os.waitpid(fedapps(*begin, "--output", tmp_path / "whole"), 0)[1] == 0
     seconds = time.monotonic() - begun
     expected = left(tmp_path / "whole" / f"{method}-seed0")
-    moments, kills, run = random.Random(method), 0, tmp_path / "cut" / f"{method}-seed0"
-    while True:
+    moments = random.Random(method)
+    run = tmp_path / "cut" / f"{method}-seed0"
+    kills = resumed = 0
+    while kills < KILLS:
         there = (run / "config.toml").is_file()
         child = fedapps(*(["--resume", run] if there else [*begin, "--output", tmp_path / "cut"]))
-        if kills < KILLS and killed(child, moments.uniform(0, seconds)):
+        saved = saved_round(run)
+        # Half of the kills wait for a further round; the others come at any moment.
+        next_round = saved + 1 if kills % 2 == 0 else 0
+        pause = 0.01 if next_round else seconds  # a round takes about as long
+        if killed(child, moments.uniform(0, pause), run, next_round):
             kills += 1
+            resumed += saved_round(run) > 0
             continue
-        if kills == KILLS:
-            assert os.waitpid(child, 0)[1] == 0
         assert left(run) == expected
-        if kills == KILLS:
-            return
         shutil.rmtree(run)  # it had ended before its moment came: once more
+    assert resumed
+    assert os.waitpid(fedapps("--resume", run), 0)[1] == 0
+    assert left(run) == expected
 
 
 @pytest.mark.parametrize("again", ["--resume", "--output"])
