@@ -81,7 +81,7 @@ def test_the_pages_project_names_its_components_and_what_they_need(my_app):
         assert hasattr(my_app(module), attribute)
     # `my_app` depends on the first ones; the page's comparisons with other projects, on the others.
     known = {"my_app", "strategies", "fedapps", "torch", "sklearn", "flwr", "numpy", "transformers"}
-    known |= {"fltabular", "huggingfaceexample", "my_net"} | {
+    known |= {"fltabular", "huggingfaceexample", "keras", "my_net"} | {
         name.removesuffix(".py") for name in FILES
     }
     assert set(re.findall(r"^(?:from|import) (\w+)", "\n".join(FILES.values()), re.M)) <= known
@@ -166,7 +166,7 @@ def test_shot_finds_the_head_of_a_users_network():
     with pytest.raises(
         ValueError, match=r"does not end in a linear layer of 4 outputs.*it has no linear layer"
     ):
-        run_shot(nn.Identity())
+        run_shot(nn.BatchNorm1d(4))
 
 
 def test_fedmd_without_public_inputs_says_where_to_give_them():
