@@ -27,6 +27,7 @@ from fedapps.common.seeds import seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import answer, register
+from fedapps.results.gains import HARM
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults, parse_override
 
@@ -60,6 +61,9 @@ class Liar:
         self.seed = seed
         self.node: int | None = None
         self.round = 0  # of the last message
+        self.novel: set[int] = set()  # ids of novel clients' nodes
+        # What novel clients gain by what they chose without labels, in points; by node, at last.
+        self.gains: dict[int, float] = {}
         requires = entry.strategy.requires
         has_controls = requires is not None and "control/" in requires.groups
         self.flips_labels = not (entry.client.exchanges or has_controls)
@@ -82,11 +86,23 @@ class Liar:
         kind = message.metadata.message_type
         for record in message.content.config_records.values():
             self.round = int(str(record.get(SERVER_ROUND, self.round)))
-        if kind == "query" and self.node is None and not reply.content["properties"]["novel"]:
-            self.node = context.node_id
+        if kind == "query":
+            if reply.content["properties"]["novel"]:
+                self.novel.add(context.node_id)
+            elif self.node is None:
+                self.node = context.node_id
+        if kind == "evaluate" and context.node_id in self.novel:
+            self.note_gain(context.node_id, reply)
         if context.node_id == self.node and kind != "evaluate" and self.attack != NONE:
             self.falsify(kind, message, reply)
         return reply
+
+    def note_gain(self, node: int, reply: Message) -> None:
+        """Keep what a novel client gains, if its method says how it does without its choice."""
+        for metrics in reply.content.metric_records.values():
+            if "base-accuracy" in metrics:
+                gain = float(str(metrics["accuracy"])) - float(str(metrics["base-accuracy"]))
+                self.gains[node] = 100 * gain
 
     def falsify(self, kind: str, message: Message, reply: Message) -> None:
         """Make the reply a lie."""
@@ -150,7 +166,8 @@ def attacks_on(method: str) -> list[str]:
 
 
 def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
-    """The last accuracy of training and of novel clients in %, or the error that ends the run."""
+    """The last accuracy of training and of novel clients in %, and the share of novel clients that
+    their choices without labels harm; or the error that ends the run."""
     config = defaults() | NEEDS.get(method, {}) | config | {"method": method}
     liar = Liar(method, attack, int(config["seed"]))
     grid = InProcessGrid.simulation(liar.app, config, int(config["num-clients"]))
@@ -162,7 +179,12 @@ def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
     assert isinstance(accuracy, float)
     novel = scores[max(scores)]["novel-accuracy"]
     assert isinstance(novel, float)
-    return {"accuracy": 100 * accuracy, "novel": 100 * novel}
+    line: dict[str, object] = {"accuracy": 100 * accuracy, "novel": 100 * novel}
+    if liar.gains:
+        gains = list(liar.gains.values())
+        line["gain"] = mean(gains)
+        line["harmed"] = 100 * sum(gain < HARM for gain in gains) / len(gains)
+    return line
 
 
 def finished(file: Path) -> dict[Key, dict[str, object]]:

@@ -1,9 +1,12 @@
 """The verdict on auto, by hand."""
 
+from pathlib import Path
+
 import pytest
 from pandas import DataFrame
 
 from experiments.auto.judge import bars, choices, verdict
+from experiments.auto.runs import Scenario, base_run, corrections, scenarios
 
 
 def clients(**accuracies):
@@ -41,3 +44,20 @@ def test_choices_are_means():
     ]
     assert choices(runs) == "none 75, bbse 25; T 1.5, t 3.0"
     assert choices([{"accuracy": 1.0}]) == "none 100; no rule"
+
+
+def test_the_runs_are_those_of_the_protocol():
+    """Each scenario has one value of each setting, and no newcomer has its changes."""
+    names = [scenario.name for scenario in scenarios()]
+    assert len(names) == len(set(names)) == 13  # of twelve experiments, one with two values
+    assert Scenario("dirichlet", ("partition.alpha=0.1",)).name == "dirichlet-0.1" == names[2]
+    beyond = Scenario("rotation-beyond")
+    words = base_run(beyond, "mlp", 100, Path("judged"))
+    assert words[:2] == ["run", "unseen/rotation-beyond"]
+    assert {"model=mlp", "num-clients=150", "evaluate-every=60"} <= set(words)
+    (left_out,) = [word for word in words if word.startswith("auto.changes=")]
+    assert "rotation" not in left_out and "shear" not in left_out and "shift" in left_out
+    words = corrections(beyond, "mlp", 100, 50, Path("judged"))
+    assert words[1:3] == ["--from", "judged/base/rotation-beyond/auto-seed100"]
+    assert {"novel-batch=50", left_out, "judged/50/rotation-beyond"} <= set(words)
+    assert not any(word.startswith("bn-adapt") for word in words)

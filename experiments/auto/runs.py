@@ -1,0 +1,122 @@
+"""The runs by which `auto` is judged, as the head of ``protocol.toml`` has them, one scenario after
+another; finished ones are kept:
+
+    python -m experiments.auto.runs judged --model mlp --seeds 100,101,102 --inputs 200
+
+Then ``python -m experiments.auto.judge judged/200`` makes the table."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from clients.core.decision.changes import IMAGE_CHANGES
+from fedapps.commands.main import cli
+from fedapps.settings.experiments import read_experiment
+
+PROTOCOL = "auto/protocol"
+CORRUPTED = ("gaussian", "salt", "blur", "contrast", "brightness")
+ROTATED = ("rotation", "shear")
+# Changes that resemble a scenario's, which no played newcomer may have there.
+LEFT_OUT = {
+    "corruptions": CORRUPTED,
+    "hybrid": CORRUPTED,
+    "rotation-between": ROTATED,
+    "rotation-beyond": ROTATED,
+    "domain-inverted": ("inversion",),
+    "domain-background": ("gradient", "occlusion"),
+    "mix": ("gaussian", "salt", "blur", "inversion", "gradient", "occlusion", *ROTATED),
+}
+METHODS = "fedavg,auto,bbse,prior-em,bn-adapt,tent,t3a"
+WITHOUT_NORMALISATION = "fedavg,auto,bbse,prior-em,t3a"  # bn-adapt has nothing to adapt there
+NO_NORMALISATION = ("mlp",)
+ALL_INPUTS = ("bbse.test-batch-size=0", "prior-em.test-batch-size=0")  # one batch, as auto has
+IN_PROCESS = ("--engine", "in-process")
+
+
+class Scenario(NamedTuple):
+    """An experiment of ``unseen/`` with one value for each of its settings; `swept` are those of
+    which the experiment has several."""
+
+    experiment: str
+    swept: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``dirichlet-0.1``."""
+        return "-".join([self.experiment, *(word.partition("=")[2] for word in self.swept)])
+
+
+def scenarios() -> Iterator[Scenario]:
+    """The protocol's scenarios."""
+    for included in read_experiment(PROTOCOL).include:
+        grid = read_experiment(included).grid
+        words = [[f"{key}={value}" for value in values] for key, values in grid.items()]
+        for swept in product(*words):
+            yield Scenario(included.removeprefix("unseen/"), swept)
+
+
+def base_run(scenario: Scenario, model: str, seed: int, output: Path) -> list[str]:
+    """The words of the command that trains the scenario's model."""
+    protocol = read_experiment(PROTOCOL)
+    settings = [f"{key}={value}" for key, value in protocol.settings.items() if key != "model"]
+    settings += [f"model={model}", *scenario.swept, *changes(scenario)]
+    words = ["run", f"unseen/{scenario.experiment}", *settings]
+    folder = output / "base" / scenario.name
+    return [*words, "--methods", "auto", "--seeds", str(seed), *IN_PROCESS, "--output", str(folder)]
+
+
+def corrections(scenario: Scenario, model: str, seed: int, inputs: int, output: Path) -> list[str]:
+    """The words of the command that corrects this model for clients with so many inputs."""
+    methods = METHODS
+    batches = [*ALL_INPUTS, "bn-adapt.test-batch-size=0"]
+    if model in NO_NORMALISATION:
+        methods = WITHOUT_NORMALISATION
+        batches = [*ALL_INPUTS]
+    trained = output / "base" / scenario.name / f"auto-seed{seed}"
+    words = ["run", "--from", str(trained), f"novel-batch={inputs}", *batches, *changes(scenario)]
+    folder = output / str(inputs) / scenario.name
+    return [
+        *words,
+        "--methods",
+        methods,
+        "--seeds",
+        str(seed),
+        *IN_PROCESS,
+        "--output",
+        str(folder),
+    ]
+
+
+def changes(scenario: Scenario) -> Iterator[str]:
+    """The setting of the changes that played newcomers may have, where some are left out."""
+    left_out = LEFT_OUT.get(scenario.experiment, ())
+    if left_out:
+        yield "auto.changes=" + ",".join(name for name in IMAGE_CHANGES if name not in left_out)
+
+
+def main(
+    output: Path,
+    model: str = "convnet-atp",
+    seeds: str = "100,101,102",
+    inputs: str = "200,50,20",
+    only: str = "",
+) -> None:
+    """Carry out the runs. `only` names scenarios, by commas; default: all."""
+    command = typer.main.get_command(cli)
+    for seed in map(int, seeds.split(",")):
+        for scenario in scenarios():
+            if only and scenario.name not in only.split(","):
+                continue
+            runs = [base_run(scenario, model, seed, output)]
+            for number in map(int, inputs.split(",")):
+                runs.append(corrections(scenario, model, seed, number, output))
+            for words in runs:
+                print("fedapps", *words, flush=True)
+                command.main(words, standalone_mode=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)
