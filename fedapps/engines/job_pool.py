@@ -4,9 +4,7 @@ import atexit
 import logging
 import multiprocessing
 import multiprocessing.connection
-import os
 import signal
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -15,6 +13,7 @@ from typing import Any
 from fedapps.common.errors import error_line
 from fedapps.common.signals import blocked, raise_swallowed
 from fedapps.common.threads import use_one_thread
+from fedapps.engines import worker_process
 from fedapps.engines.in_process_grid import run_in_process
 from fedapps.engines.jobs import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, may_start
 from fedapps.methods import METHODS
@@ -71,27 +70,18 @@ def _start_worker() -> tuple[Connection, Any]:
     spawn = multiprocessing.get_context("spawn")
     parent_end, worker_end = spawn.Pipe()
     level = logging.getLogger("flwr").level
-    process = spawn.Process(target=_work, args=(worker_end, level), daemon=True)
+    process = spawn.Process(target=worker_process.start, args=(worker_end, level), daemon=True)
     with blocked([signal.SIGINT]):  # else Ctrl-C would print a traceback while it imports
         process.start()
     worker_end.close()
     return parent_end, process
 
 
-def _work(pipe: Connection, level: int) -> None:
-    """Carry out jobs until the parent closes the pipe or ends; send each one's error, "" if it has
-    none. `level` is that of Flower's log."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+def work(pipe: Connection, level: int) -> None:
+    """Carry out jobs until the parent closes the pipe; send each one's error, "" if it has none.
+    `level` is that of Flower's log."""
     logging.getLogger("flwr").setLevel(level)
     use_one_thread()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
     while True:
         try:
             apps, config = pipe.recv()

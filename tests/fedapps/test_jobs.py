@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from small_runs import SMALL
@@ -117,3 +119,10 @@ def test_three_failed_polls_in_a_row_do_not_end_a_sweep(answers, survived, tmp_p
         with pytest.raises(RuntimeError, match="flwr ls had no answer"):
             run_jobs(jobs, "flower", APPS, follow=lambda _: None)
         assert [job.done for job in jobs] == [True, False]
+
+
+def test_a_process_looks_after_its_parent_before_it_imports_what_takes_time():
+    """Its parent may be killed meanwhile; torch alone takes seconds on a busy machine."""
+    words = "import sys, fedapps.engines.worker_process; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "flwr", "psutil"} & set(done.stdout.split())
