@@ -11,7 +11,7 @@ import torch
 import partitions
 from clients.core.outputs import in_units
 from fedapps.results.card import Card, make_card
-from fedapps.results.reference import Reference
+from fedapps.results.reference import Reference, reference
 from fedapps.service.delivery import PersonalizationResult
 from fedapps.service.inputs import read_input_files, read_inputs
 from fedapps.settings.config import defaults
@@ -51,6 +51,22 @@ def made(folder, frame, **changes):
 def given(inputs):
     """The inputs as the network gets them."""
     return inputs.share.everything[:][0]
+
+
+def test_of_many_training_clients_evenly_spaced_ones_count(tmp_path, monkeypatch):
+    """Of eight clients and at most three rows every third client counts: 0, 3 and 6, one row
+    each."""
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).random((80, 3)), y=np.arange(80) % 2)
+    config = {"dataset": str(tmp_path / "d.npz"), "partition": "iid", "num-clients": 8,
+              "train-fraction": 1.0}  # fmt: skip
+    federation = partitions.federation(defaults() | config)
+    monkeypatch.setattr("fedapps.results.reference.MAX_ROWS", 3)
+    shares = [federation.share(client).train for client in (0, 3, 6)]
+    rows = torch.cat([share.x[share.index[:1]] for share in shares]).double()
+    kept = reference(federation)
+    assert kept.mean == pytest.approx(rows.mean(0).tolist())
+    labels = torch.cat([share.labels() for share in shares])
+    assert kept.shares == pytest.approx((labels.bincount() / len(labels)).tolist())
 
 
 def test_columns_are_read_by_name_in_any_order(card, tmp_path):
