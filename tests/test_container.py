@@ -128,10 +128,25 @@ def test_the_constraints_are_the_tested_versions():
 
 
 def test_the_dockerfile_installs_this_project():
-    lines = re.findall(r"^RUN (.*)$", (ROOT / "Dockerfile").read_text("utf-8"), re.M)
+    lines = re.findall(r"^RUN (uv .*)$", (ROOT / "Dockerfile").read_text("utf-8"), re.M)
     words = shlex.split(lines[-1])
     assert words[:3] == ["uv", "pip", "install"] and words[-2:] == ["--editable", "."]
     assert (ROOT / words[words.index("--constraint") + 1]).is_file()
+
+
+def test_any_user_of_the_image_can_write_where_the_composed_services_do():
+    """Flower's home, where its configuration is mounted, and the places of the volumes."""
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    (folders,) = re.findall(r"^RUN mkdir --mode 1777 (.*)$", text, re.M)
+    writable = folders.split()
+    variables = dict(word.split("=") for word in re.findall(r"^ENV (.*)$", text, re.M)[-1].split())
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+    for service in services.values():
+        (config,) = service["configs"]
+        assert config["target"] == f"{variables['FLWR_HOME']}/config.toml"
+        for volume in service["volumes"]:
+            assert volume.split(":")[1] in writable
+    assert variables["FLWR_HOME"] in writable and variables["HOME"] == "/tmp"
 
 
 @pytest.mark.slow
