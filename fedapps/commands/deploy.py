@@ -79,6 +79,9 @@ def deploy(
         if stop:
             deployment.stop(chosen)
         if start:
+            warning = deployment.memory_warning(chosen)
+            if warning:
+                say(console, warning)
             deployment.start(chosen)
         if logs:
             for line in deployment.log(logs, LOG_LINES):

@@ -117,3 +117,14 @@ def test_a_deployment_starts_at_another_address_behind_a_proxy(tmp_path, monkeyp
 def never(deployment):
     """The first SuperLink would answer in place of the second one."""
     raise RuntimeError("no answer")
+
+
+def test_more_nodes_than_fit_are_named_before_they_start(tmp_path, monkeypatch):
+    """Forty nodes take 40 · 0.5 GB; the SuperLink is none of them."""
+    deployment = plan(tmp_path, 40, tls=False, host="127.0.0.1", data=None)
+    monkeypatch.setattr("fedapps.service.deploy.memory_left", lambda: 6_400_000_000)
+    warning = deployment.memory_warning([SUPERLINK, *deployment.nodes])
+    assert warning.startswith(
+        "40 nodes that answer at once take about 20.0 GB, and 6.4 GB are left"
+    )
+    assert not deployment.memory_warning([SUPERLINK, *deployment.nodes[:12]])
