@@ -235,6 +235,9 @@ class Messenger:
         # Clients without labels change less than others, so their norms are no measure for them.
         labeled = [change for change in changes if not change.update.node.unlabeled]
         measured = labeled or changes
+        # Nor is the answer of a client that has nothing to add to a sum.
+        if kind.startswith("query."):
+            measured = [change for change in measured if any(change.norms.values())] or measured
         norms = {change.update.node.client: change.norms for change in measured}
         usual = self.sizes.usual(kind, norms)
 

@@ -43,7 +43,7 @@ def test_tables_and_figures(runs):
     labels = {line.get_label() for axis in runs.plot("curves").axes for line in axis.lines}
     assert {"fedavg", "tent"} <= labels
     with pytest.raises(
-        ValueError, match="unknown figure 'pie'; known: curves, time, clients, swept"
+        ValueError, match="unknown figure 'pie'; known: curves, time, clients, decisions, swept"
     ):
         runs.plot("pie")
     with pytest.raises(ValueError, match="unknown round 'foo'; known: best, last"):

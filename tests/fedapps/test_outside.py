@@ -68,7 +68,8 @@ def test_what_is_refused_names_value_and_choices(changes, words):
         ({"partition": "flwr_datasets.partitioner:DirichletPartitioner"}, "needs 'alpha'"),
         ({"dataset": "my_lab.rules:BySize"}, "a dataset must be an Info, or a function"),
         ({"model": "my_lab.data:rings"}, "a model must be a subclass of torch.nn.Module"),
-        ({"model": "torch.nn:Flatten"}, r"gives \(2, 64\) for 2 inputs, not logits \(2, 10\)"),
+        ({"model": "torch.nn:Flatten"}, "Flatten without parameters; there is nothing to train"),
+        ({"model": "torch.nn:PReLU"}, r"gives \(2, 1, 8, 8\) for 2 inputs, not logits \(2, 10\)"),
         ({"dataset": "my_lab/nothing.npz"}, "unknown dataset 'my_lab/nothing.npz'"),
     ],
 )
