@@ -10,11 +10,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedapps.common.errors import error_line
 from fedapps.common.signals import blocked, raise_swallowed
-from fedapps.common.threads import use_one_thread
 from fedapps.engines import worker_process
-from fedapps.engines.in_process_grid import run_in_process
 from fedapps.engines.jobs import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, may_start
 from fedapps.methods import METHODS
 
@@ -75,20 +72,3 @@ def _start_worker() -> tuple[Connection, Any]:
         process.start()
     worker_end.close()
     return parent_end, process
-
-
-def work(pipe: Connection, level: int) -> None:
-    """Carry out jobs until the parent closes the pipe; send each one's error, "" if it has none.
-    `level` is that of Flower's log."""
-    logging.getLogger("flwr").setLevel(level)
-    use_one_thread()
-    while True:
-        try:
-            apps, config = pipe.recv()
-        except EOFError:  # there are no more jobs
-            return
-        try:
-            run_in_process(apps, config)
-            pipe.send("")
-        except (Exception, SystemExit) as error:
-            pipe.send(error_line(error))

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 
 def start(pipe: Connection, level: int) -> None:
-    """Carry out the jobs that come through the pipe, see `job_pool.work`, as long as the parent
+    """Carry out the jobs that come through the pipe, see `job_worker.work`, as long as the parent
     lives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     parent = multiprocessing.parent_process()
@@ -20,6 +20,6 @@ def start(pipe: Connection, level: int) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    from fedapps.engines.job_pool import work
+    from fedapps.engines.job_worker import work
 
     work(pipe, level)
