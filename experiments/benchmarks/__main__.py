@@ -67,10 +67,11 @@ def main(names: list[str]) -> None:
     console = Console()
     for name in names or MEASUREMENTS:
         with console.status(f"measuring {name}"):
-            rows = MEASUREMENTS[name]()
-        for row in rows:
-            limit = f"≤ {row.limit}" if row.limit else ""
-            table.add_row(row.what, f"{row.ratio:.2f}", limit, row.values)
+            for row in MEASUREMENTS[name]():
+                # A measurement of minutes that is stopped has shown what it found.
+                console.print(f"{row.what}: {row.ratio:.2f} ({row.values})")
+                limit = f"≤ {row.limit}" if row.limit else ""
+                table.add_row(row.what, f"{row.ratio:.2f}", limit, row.values)
     console.print(table)
 
 

@@ -6,6 +6,7 @@ Each run is made in a new process. Measure on a machine that does nothing else:
     python -m experiments.benchmarks choice"""
 
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -77,9 +78,8 @@ def took(federation: Federation, engine: str, parallel: int, config: Config) -> 
         return whole
 
 
-def rows() -> list[Row]:
+def rows() -> Iterator[Row]:
     """The seconds on the chosen engine over those on the other one; how many choices are right."""
-    table = []
     right = 0
     for federation in FEDERATIONS:
         config = protocol(federation)
@@ -100,8 +100,7 @@ def rows() -> list[Row]:
             f"{'right' if is_right else 'wrong'}"
         )
         ratio = times[choice.engine] / times[other]
-        table.append(Row(f"chosen engine / other, {federation.name}", ratio, "1.00", values))
+        yield Row(f"chosen engine / other, {federation.name}", ratio, "1.00", values)
     count = len(FEDERATIONS)
     values = f"{right} of {count}, aim ≥ {0.9 * count:g}"
-    table.append(Row("choices of the faster engine", right / count, "", values))
-    return table
+    yield Row("choices of the faster engine", right / count, "", values)
