@@ -30,15 +30,16 @@ LEFT_OUT = {
     "mix": ("gaussian", "salt", "blur", "inversion", "gradient", "occlusion", *ROTATED),
 }
 METHODS = "fedavg,auto,bbse,prior-em,bn-adapt,tent,t3a"
-WITHOUT_NORMALISATION = "fedavg,auto,bbse,prior-em,t3a"  # bn-adapt has nothing to adapt there
-NO_NORMALISATION = ("mlp",)
+# A network without normalisation layers, in which bn-adapt and tent have nothing to adapt.
+PLAIN_NETWORK = "mlp"
+METHODS_OF_PLAIN_NETWORK = "fedavg,auto,bbse,prior-em,t3a"
 ALL_INPUTS = ("bbse.test-batch-size=0", "prior-em.test-batch-size=0")  # one batch, as auto has
 IN_PROCESS = ("--engine", "in-process")
 
 
 class Scenario(NamedTuple):
-    """An experiment of ``unseen/`` with one value for each of its settings; `swept` are those of
-    which the experiment has several."""
+    """An experiment of ``unseen/`` with one value for each of its settings; `swept` holds the
+    settings for which the experiment lists several values."""
 
     experiment: str
     swept: tuple[str, ...] = ()
@@ -53,8 +54,9 @@ def scenarios() -> Iterator[Scenario]:
     """The protocol's scenarios."""
     for included in read_experiment(PROTOCOL).include:
         grid = read_experiment(included).grid
-        words = [[f"{key}={value}" for value in values] for key, values in grid.items()]
-        for swept in product(*words):
+        for values in product(*grid.values()):
+            pairs = zip(grid, values, strict=True)
+            swept = tuple(f"{key}={value}" for key, value in pairs)
             yield Scenario(included.removeprefix("unseen/"), swept)
 
 
@@ -72,22 +74,14 @@ def corrections(scenario: Scenario, model: str, seed: int, inputs: int, output: 
     """The words of the command that corrects this model for clients with so many inputs."""
     methods = METHODS
     batches = [*ALL_INPUTS, "bn-adapt.test-batch-size=0"]
-    if model in NO_NORMALISATION:
-        methods = WITHOUT_NORMALISATION
+    if model == PLAIN_NETWORK:
+        methods = METHODS_OF_PLAIN_NETWORK
         batches = [*ALL_INPUTS]
     trained = output / "base" / scenario.name / f"auto-seed{seed}"
     words = ["run", "--from", str(trained), f"novel-batch={inputs}", *batches, *changes(scenario)]
     folder = output / str(inputs) / scenario.name
-    return [
-        *words,
-        "--methods",
-        methods,
-        "--seeds",
-        str(seed),
-        *IN_PROCESS,
-        "--output",
-        str(folder),
-    ]
+    words += ["--methods", methods, "--seeds", str(seed)]
+    return [*words, *IN_PROCESS, "--output", str(folder)]
 
 
 def changes(scenario: Scenario) -> Iterator[str]:

@@ -169,12 +169,14 @@ def given_parts(given: Any) -> Given:
 
 def _of_splits(given: Mapping[str, Any]) -> Given | None:
     """The parts of a dict whose keys name them; None if its keys are those of columns."""
-    uses = {name: use for use, names in SPLITS.items() for name in names}
+    uses: dict[str, str] = {}
+    for use, names in SPLITS.items():
+        uses |= dict.fromkeys(names, use)
     if not given or not set(given) & set(uses):
         return None
     unknown = [str(name) for name in given if name not in uses]
     if unknown and all(isinstance(given[name], ARRAYS | list) for name in set(given) & set(uses)):
-        return None  # columns of a table, one of which has such a name
+        return None  # columns of a table; one has the name of a split
     if unknown:
         raise ValueError(
             f"data returned a dict with the keys {', '.join(map(str, given)):.200}; the keys of "

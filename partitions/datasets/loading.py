@@ -115,7 +115,8 @@ def label_of(config: Mapping[str, Any], key: str = "dataset") -> str:
 
 
 def _has_three_levels(folder: Path) -> bool:
-    """Whether the first folder in the first one holds folders, of which any may be the classes."""
+    """Whether there are folders of folders of folders, as the first ones show; then each level may
+    hold the classes."""
     for _ in range(2):
         below = [path for path in sorted(folder.iterdir()) if path.is_dir()]
         if not below:

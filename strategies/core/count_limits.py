@@ -15,7 +15,8 @@ answer becomes m + λ_i (x_i − m). λ_i is the least of min(1, `ratio` · lowe
 its arrays, so that these fit together. A lie then moves a sum by a few times what one honest client
 does.
 
-*Histograms* of which a high quantile is taken: those that reach furthest do not count.
+*Histograms*, where the server takes a high quantile of their sum: the ones that reach furthest do
+not count.
 
 What is within the limits is not changed; negative counts become 0."""
 

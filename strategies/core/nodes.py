@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from clients.core.protocol import CLIENT
 from strategies.core.replies import Node
 
 LARGEST_GAP = 10_000  # of keys in an array by key: keys further apart go into a dict
@@ -257,7 +258,7 @@ class NodeTable:
 
     def _kind_number(self, node: Node) -> int:
         """The number of the node's kind. The client id, which no two share, is no part of it."""
-        properties = {name: value for name, value in node.properties.items() if name != "client"}
+        properties = {name: value for name, value in node.properties.items() if name != CLIENT}
         kind = Kind(node.novel, properties, node.foreign)
         text = repr((kind.novel, kind.foreign, sorted(properties.items())))
         number = self._kinds.setdefault(text, len(self._kinds))

@@ -244,7 +244,7 @@ def test_what_vmap_does_not_know_is_done_one_by_one():
 
 def test_clients_share_the_seconds_of_common_steps(monkeypatch):
     """The clock ticks once a look. Clients 0 and 1 work alone for a second before their common
-    steps and for one after them; these take a second, half of which is each client's. The third
+    steps and for one after them; these take a second, and each client has half of it. The third
     one works for a second and takes no step."""
     ticks = iter(range(1000))
     monkeypatch.setattr(cohort.time, "monotonic", lambda: float(next(ticks)))

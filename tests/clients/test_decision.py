@@ -232,7 +232,7 @@ def test_proportions_are_over_the_classes_that_there_are():
 
 
 def test_rows_by_proportions_are_never_drawn_twice():
-    """Ten of class 0 alone, of which there are four: four rows. Half and half: four and five."""
+    """Ten of class 0 alone are asked, and four exist: four rows. Half and half: four and five."""
     y = np.array([0] * 4 + [1] * 40)
     draw = np.random.default_rng(0)
     assert sorted(rows_of_proportions(y, np.array([1.0, 0.0]), 10, draw)) == [0, 1, 2, 3]
@@ -342,7 +342,7 @@ def test_probabilities_by_hand():
     ],
 )
 def test_the_choice_by_hand(win_rates, able, k, expected):
-    """n = 100, of which the candidates change 10 and 40."""
+    """n = 100, and the candidates change 10 and 40 of them."""
     changed = np.array([0.1, 0.4])
     assert best(100, changed, np.array(win_rates), np.array(able), k) == expected
 

@@ -537,7 +537,7 @@ def test_a_nodes_policy_refuses_the_question(tmp_path):
 
 
 def sums(**changes):
-    """A client's text with one column, `changes` of which are given."""
+    """A client's text of one column, with these `changes`."""
     column = asdict(Sums("age", "number", 4, 0, 45.0, 1700.0)) | changes
     return json.dumps({"inputs": "table", "rows": 4, "columns": [column], "targets": []})
 

@@ -76,7 +76,7 @@ def test_a_named_optimizer_is_torchs_with_its_defaults(optimizer, settings, make
 
 
 def test_fedper_with_adamw_is_one_keyword():
-    """One node is FedAvg, of which the body is sent; its head stays at home."""
+    """One node has FedAvg's client, and sends its body alone; its head stays at home."""
     found = trained("fedper", optimizer="adamw")
     assert sorted(found) == ["body.body.bias", "body.body.weight"]
     close(found, by_torch(torch.optim.AdamW))

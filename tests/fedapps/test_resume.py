@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, dict]] = {method: (method, {}) for method in METHODS
     "lg-fedavg-phases": ("lg-fedavg", {"lg-fedavg.fedavg-rounds": 1}),
     "early-stopping": ("fedavg", {"early-stopping": 2, "evaluate-every": 1, "lr": 0.0}),
     "flowdup-unlabeled": ("flowdup", {"partition.labeled-clients": 0.5, "fraction-train": 1.0}),
-    # Clients of which one is late, for one round and more; its state and its message are saved.
+    # One client is late, for one round and more; its state and its message are saved.
     "late": ("scaffold", LATE), "late-hypernetwork": ("pfedhn", LATE),
     "private": ("fedavg", {"dp": "local", "dp-noise-multiplier": 1.0, "dp-generator": "seeded"}
                 | {"dp-covers": "model-updates"}),

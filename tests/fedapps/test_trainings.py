@@ -230,8 +230,8 @@ def carry_out(job):
 
 
 def test_what_is_the_runs_own_is_not_kept(tmp_path, monkeypatch):
-    """BBSE's statistics and its token are its own. A run has checkpoints of the rounds of which it
-    has the state: not of 1 and 3."""
+    """BBSE's statistics and its token are its own. A run has checkpoints of the rounds whose
+    state it has: not of 1 and 3."""
     first, second = jobs_of(["bbse", "bbse mixing=0.1"], tmp_path, FIVE | {"checkpoint-every": 1})
     carry_out(first)
     for file in Path(str(first.config["training-dir"])).glob("*.safetensors"):

@@ -221,8 +221,8 @@ def test_the_views_are_those_of_the_methods_alone():
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_moments_pooled_over_parts_are_those_of_all_values(layout, monkeypatch):
-    """1, 3 and 8: mean 4, variance (9 + 1 + 16)/2 = 13. With values far from 0, and parts of which
-    the last is smaller, as in float64."""
+    """1, 3 and 8: mean 4, variance (9 + 1 + 16)/2 = 13. With values far from 0, and a last
+    part that is smaller, as in float64."""
     monkeypatch.setattr(_batchwise, "VALUES_AT_ONCE", 2)
     mean, variance = pooled_moments(torch.tensor([[1.0, 3.0, 8.0]]))
     assert (mean.item(), variance.item()) == (4, 13)

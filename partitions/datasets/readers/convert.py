@@ -124,7 +124,7 @@ def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
 
 
 def _may_be_tokens(x: np.ndarray, kind: str) -> bool:
-    """Whether decimals are whole numbers of which some are above 1, as of token ids."""
+    """Whether decimals are whole numbers, and some are above 1, as token ids are."""
     if kind != VECTOR or x.dtype.kind != "f" or not x.size or x.shape[1] < 2:
         return False
     return bool(x.min() >= 0 and x.max() > 1 and (x % 1 == 0).all())
