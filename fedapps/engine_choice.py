@@ -9,8 +9,11 @@ not twice."""
 
 import math
 import os
+import time
 from collections.abc import Sequence
 from typing import NamedTuple, Self
+
+import psutil
 
 from fedapps.common.errors import error_line
 from fedapps.common.resources import num_cpus
@@ -24,6 +27,8 @@ WORKER_START = 5.0  # seconds until a process has imported torch and takes its f
 RAY_START = 8.0  # seconds that a run on Ray begins later, and its actors end later
 RAY_TURN = 0.00125  # seconds for each turn, one after the other, in the server's process
 RAY_ROUND = 1.15  # a round on Ray over the same turns in loops side by side
+
+WATCH_SECONDS = 0.5  # for which other processes are watched at least
 
 
 class Choice(NamedTuple):
@@ -39,17 +44,38 @@ class Choice(NamedTuple):
         return f"engine: {self.engine}, since {self.reason}"
 
 
+class Clock(NamedTuple):
+    """The time, and the processor seconds that all processes and this one have used until then."""
+
+    time: float
+    all: float
+    own: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """These seconds now."""
+        used = psutil.cpu_times()
+        nice = getattr(used, "nice", 0.0)  # of low priority; Windows has none
+        return cls(time.monotonic(), used.user + used.system + nice, time.process_time())
+
+
 class Machine(NamedTuple):
-    """A machine's processors, and how many of its processes want to run beside ours."""
+    """A machine's processors, and how many of its processes are busy beside ours.
+
+    The load average of the system is no measure of that: it holds what ended a minute ago, such as
+    the last run."""
 
     processors: int
     load: float
 
     @classmethod
-    def now(cls) -> Self:
-        """This machine, with its load of the last minute; 0 where the system does not say it."""
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # not on Windows
-        return cls(os.cpu_count() or 1, load)
+    def watched_since(cls, start: Clock) -> Self:
+        """This machine, with its other processes' load since `start`, or for longer if that is
+        less than `WATCH_SECONDS` ago."""
+        time.sleep(max(0.0, start.time + WATCH_SECONDS - time.monotonic()))
+        end = Clock.now()
+        others = (end.all - start.all) - (end.own - start.own)
+        return cls(os.cpu_count() or 1, max(0.0, others / (end.time - start.time)))
 
     def share(self, processes: int) -> float:
         """The part of a processor that each of so many processes of ours gets."""
@@ -81,12 +107,13 @@ def choose_engine(
         return Choice("in-process", side_by_side, f"--jobs asks for {parallel} at a time")
     if cores == 1:
         return Choice("in-process", side_by_side, "Ray needs several")
+    start = Clock.now()
     try:
         costs = _costs(unfinished, measured)
     except Exception as error:  # of the user's model or data: the run itself reports it in full
         reason = f"a client's turn could not be measured: {error_line(error)}"
         return Choice("in-process", side_by_side, reason)
-    machine = Machine.now()
+    machine = Machine.watched_since(start)
     in_process = seconds_in_process(costs, side_by_side, machine)
     on_ray = seconds_on_ray(costs, cores, machine)
     turn = sum(c.seconds for c in costs) / sum(c.turns for c in costs)

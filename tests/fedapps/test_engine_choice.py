@@ -1,11 +1,14 @@
 """The engine of runs for which the user names none, by the seconds of a client's turn."""
 
+import time
+
 import pytest
 from small_runs import SMALL
 
 from fedapps import engine_choice, estimate
 from fedapps.engine_choice import (
     Choice,
+    Clock,
     Machine,
     choose_engine,
     seconds_in_process,
@@ -51,12 +54,25 @@ def test_other_work_takes_its_share_of_the_cores():
         assert seconds_in_process(of_seconds(20, 20), 1, machine) == 40
 
 
-def test_the_load_is_the_machines(monkeypatch):
+def test_the_load_is_what_other_processes_use_meanwhile(monkeypatch):
+    """In two seconds all processes used 5 s, this one 1.5 s: others keep 1.75 processors busy."""
     monkeypatch.setattr(engine_choice.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(engine_choice.os, "getloadavg", lambda: (12.0, 1.0, 1.0))
-    assert Machine.now() == (4, 12)
-    monkeypatch.delattr(engine_choice.os, "getloadavg")
-    assert Machine.now() == (4, 0)
+    clocks = iter([Clock(12.0, 105.0, 8.5), Clock(12.0, 101.0, 8.5)])
+    monkeypatch.setattr(Clock, "now", lambda: next(clocks))
+    start = Clock(10.0, 100.0, 7.0)
+    assert Machine.watched_since(start) == (4, 1.75)
+    # The system counts in hundredths of a second: the difference may be below zero.
+    assert Machine.watched_since(start) == (4, 0.0)
+
+
+def test_all_processes_include_this_one():
+    """The system counts in hundredths of a second."""
+    start = Clock.now()
+    while time.process_time() < start.own + 0.2:
+        pass
+    end = Clock.now()
+    assert end.own - start.own >= 0.2
+    assert end.all - start.all >= end.own - start.own - 0.03
 
 
 @pytest.mark.parametrize(
@@ -79,8 +95,7 @@ def test_the_load_is_the_machines(monkeypatch):
 def test_the_faster_engine_is_chosen(monkeypatch, tmp_path, runs, turn, parallel, cores, expected):
     monkeypatch.setattr(engine_choice, "num_cpus", lambda: cores)
     monkeypatch.setattr(estimate, "_measure", lambda config: (turn, turn / 10, 1000))
-    monkeypatch.setattr(engine_choice.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(engine_choice.os, "getloadavg", lambda: (0.0, 0.5, 0.5))
+    monkeypatch.setattr(Machine, "watched_since", lambda start: Machine(cores, 0.0))
     config = SMALL | {"rounds": 20, "num-clients": 160}
     jobs = make_jobs(config, ["fedavg"], list(range(runs + 1)), tmp_path)
     jobs[0].done = True

@@ -107,7 +107,8 @@ def test_a_stop_at_a_random_moment_leaves_nothing_and_loses_nothing(engine, tmp_
     short = Path(tempfile.mkdtemp(prefix="s"))  # Ray's sockets need a short path
     try:
         begun = time.monotonic()
-        assert ended(started([*begin, tmp_path / "whole"], short, output), 900) == 0
+        code = ended(started([*begin, tmp_path / "whole"], short, output), 900)
+        assert code == 0, output.read_text()
         seconds = time.monotonic() - begun
         expected = [left(tmp_path / "whole" / f"{method}-seed0") for method in METHODS]
         moments = random.Random(engine + SEED)
@@ -140,7 +141,8 @@ def test_a_stop_at_a_random_moment_leaves_nothing_and_loses_nothing(engine, tmp_
                 assert [left(cut / f"{method}-seed0") for method in METHODS] == expected
                 assert not hidden(cut)
                 shutil.rmtree(cut)
-        assert ended(started([*begin, cut], short, output), 900) == 0
+        code = ended(started([*begin, cut], short, output), 900)
+        assert code == 0, output.read_text()
         assert [left(cut / f"{method}-seed0") for method in METHODS] == expected
         assert not hidden(cut)
         print(f"{engine}: {stops} stops, {counts}")
