@@ -103,6 +103,29 @@ def test_gaps_are_filled_with_the_training_mean_and_marked(tmp_path):
     np.testing.assert_allclose(raw[:8, 1], known.mean())
 
 
+@pytest.mark.parametrize(
+    ("mark", "others", "cells", "is_said"),
+    [
+        (-999, (118, 120, 130), 2, True),
+        (99, (1, 2, 5), 2, True),
+        (-999, (118, 120, 130), 1, False),  # one cell may be any mistake
+        (-998, (118, 120, 130), 2, False),
+        (99, (20, 45, 80), 2, False),  # an age
+        (9, (5, 5, 5), 2, False),  # two codes
+    ],
+)
+def test_a_number_that_may_mark_a_gap_is_said(tmp_path, mark, others, cells, is_said):
+    pressure = np.resize(others, ROWS)
+    pressure[[3, 7][:cells]] = mark
+    table(pressure=pressure).to_csv(tmp_path / "d.csv", index=False)
+    notes = read_files(tmp_path / "d.csv").notes
+    assert [note for note in notes if "pressure" in note] == [
+        f"{tmp_path / 'd.csv'}, column pressure: {cells} cells hold {mark}, far from all others "
+        f"({min(others)} to {max(others)}); if it marks a missing value, leave these cells empty "
+        "and set missing=mean"
+    ] * is_said
+
+
 def test_constant_columns_are_left_out_and_said(tmp_path, caplog):
     found = clients(table(year=[2024] * ROWS, unit=["mm"] * ROWS), tmp_path)
     assert found.encoding.outputs == ("size",)

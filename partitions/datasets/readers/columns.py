@@ -22,6 +22,7 @@ COMMA_NUMBER = re.compile(COMMA)
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}([,.' ])\d{3}(\1\d{3})*([.,]\d+)?")
 WITH_UNIT = re.compile(rf"[<>≤≥~]?\s*(?:{COMMA}|{PLAIN})\s*[^\d\s.,:/-][^\d]{{0,15}}\d?")
 INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+NINES = re.compile(r"-?9+")  # how a missing value is often written in a column of numbers
 CURRENCY = re.compile(rf"[$€£¥]\s*(?:{COMMA}|{PLAIN})")
 DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ]\d{1,2}:\d{2}.*)?"
@@ -84,6 +85,30 @@ def _numbers(name: str, values: np.ndarray) -> tuple[Column, np.ndarray]:
         refusal = f"column {name} holds {refusal}, or leave the column out (ignore={name})"
         return Column(name, NUMBER, refusal=refusal), values
     return Column(name, NUMBER, identifier=_identifier(name, values)), values
+
+
+def mark_of_gaps(column: Column, cells: np.ndarray) -> str:
+    """A sentence on a number such as −999 in cells (n,), NaN where there is none, that may mark a
+    missing value; "" without one.
+
+    It is written with nines, stands in two cells or more, and lies further from all other numbers
+    than these from each other."""
+    if column.kind != NUMBER:
+        return ""
+    numbers = cells[~np.isnan(cells)]
+    for mark in np.unique(numbers)[[0, -1]] if len(numbers) else ():
+        others = numbers[numbers != mark]
+        count = len(numbers) - len(others)
+        if count < 2 or not len(others) or not NINES.fullmatch(f"{mark:g}"):
+            continue
+        low, high = others.min(), others.max()
+        if min(abs(low - mark), abs(high - mark)) > high - low > 0:
+            return (
+                f"column {column.name}: {count} cells hold {mark:g}, far from all others "
+                f"({low:g} to {high:g}); if it marks a missing value, leave these cells empty and "
+                "set missing=mean"
+            )
+    return ""
 
 
 def _infinite(name: str, count: int, row: int) -> str:

@@ -25,7 +25,7 @@ from partitions.datasets.description import (
 from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
 from partitions.datasets.readers.broken import left_out
-from partitions.datasets.readers.columns import UNNAMED, decimal_comma, read_column
+from partitions.datasets.readers.columns import UNNAMED, decimal_comma, mark_of_gaps, read_column
 from partitions.datasets.readers.convert import as_inputs, joined
 from partitions.datasets.readers.pictures import images
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -267,6 +267,9 @@ def read_frame(
     for number, name in enumerate(inputs):
         column, cells[:, number] = read_column(str(name), frame[name])
         columns.append(column)
+        mark = mark_of_gaps(column, cells[:, number])
+        if mark:
+            notes.append(f"{source}, {mark}")
         if column.kind == CATEGORY:
             natural[column.name] = frame[name].fillna("").astype(str).str.strip().to_numpy(str)
     y = np.full(len(frame), UNLABELED)
