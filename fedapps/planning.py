@@ -235,7 +235,7 @@ def make_jobs(
 def start_from(
     saved: Path, jobs: "list[Job]", changes: "Config", output: Path, fresh: bool
 ) -> None:
-    """Let each job start from the run of its name in the folder `saved`, else from FedAvg's."""
+    """Let each job start from a run in the folder `saved`, by `Variant.former`."""
     from fedapps.results.folder import check_former
     from fedapps.results.sweep import finished
     from fedapps.settings.config import override

@@ -82,22 +82,51 @@ class Variant:
 
     def former(self, folder: Path, seed: Value) -> str:
         """Name of the run in `folder` that it starts from, the first of these that exists: its own
-        run, the run that differs in evaluations alone, FedAvg's on the same data, FedAvg's.
+        run, the run that differs in evaluations alone, its method's run on the same data with most
+        of its settings, FedAvg's on the same data, FedAvg's, its method's run with most of its
+        settings.
 
-        Evaluations do not change what was trained. If none exists: the second name."""
+        Evaluations do not change what was trained. Raises ValueError if none exists, and if two
+        runs have equally many of its settings."""
         words = tuple(word for word in self.words if not self._is_of_evaluations(word))
         data_words = tuple(word for word in words if is_of_data(_key_of(word)))
-        candidates = [
-            self,
-            Variant(self.method, words),
-            Variant("fedavg", data_words),
-            Variant("fedavg"),
+        with_fewer_words = self._trained_with_fewer_words(folder, seed)
+        on_same_data = [
+            run for run in with_fewer_words if run.words and set(data_words) <= set(run.words)
         ]
-        names = [variant.folder(seed) for variant in candidates]
-        for name in names:
-            if (folder / name).is_dir():
-                return name
-        return names[1]
+        candidates = [
+            [self],
+            [Variant(self.method, words)],
+            _with_most_words(on_same_data),
+            [Variant("fedavg", data_words)],
+            [Variant("fedavg")],
+            _with_most_words(with_fewer_words),
+        ]
+        for runs in candidates:
+            names = [run.folder(seed) for run in runs]
+            present = [name for name in names if (folder / name).is_dir()]
+            if len(present) > 1:
+                raise ValueError(
+                    f"{str(self)!r} can start from {' or '.join(present)}, which have equally many "
+                    f"of its settings; name one with --from {folder / present[0]}"
+                )
+            if present:
+                return present[0]
+        held = ", ".join(sorted(path.name for path in folder.glob("*-seed*"))) or "none"
+        raise ValueError(
+            f"{folder} holds no run with seed {seed} for {str(self)!r} to start from; its runs: "
+            f"{held:.500}. Name variants and seeds of these with --methods and --seeds, or the "
+            "folder of one run with --from"
+        )
+
+    def _trained_with_fewer_words(self, folder: Path, seed: Value) -> "list[Variant]":
+        """The variants of its method with a run in `folder` that set nothing but what it sets."""
+        found = []
+        for path in folder.glob(f"{self.method}*-seed{seed}"):
+            method, *words = path.name.removesuffix(f"-seed{seed}").split(",")
+            if method == self.method and set(words) <= set(self.words):
+                found.append(Variant(method, tuple(words)))
+        return sorted(found, key=str)
 
     def _is_of_evaluations(self, word: str) -> bool:
         """Whether evaluations alone depend on the setting in `word`."""
@@ -131,6 +160,12 @@ class Variant:
                 raise ValueError(f"{str(self)!r}: {key} is no setting of a single method")
             if section in METHODS.known() and section not in lineage(self.method):
                 raise ValueError(f"{str(self)!r}: {self.method} does not read {key}")
+
+
+def _with_most_words(variants: Sequence[Variant]) -> list[Variant]:
+    """Those of the variants whose labels set most."""
+    most = max((len(variant.words) for variant in variants), default=0)
+    return [variant for variant in variants if len(variant.words) == most]
 
 
 def combinations(

@@ -223,3 +223,32 @@ def test_a_trained_run_is_scored_with_other_shots(tmp_path):
         ("tent lr=0.1 novel-batch=5 novel-stream=true", "tent,lr=0.1-seed2"),
     ):
         assert Variant.parse(label).former(tmp_path, 2) == name
+
+
+def test_a_trained_grid_is_scored_with_other_settings(tmp_path):
+    """`--from` finds the run of a grid that has most of a variant's settings. FedAvg's run comes
+    before a run without settings, or on other data, but after a run of the grid."""
+
+    def former(label, seed=0):
+        return Variant.parse(label).former(tmp_path, seed)
+
+    for name in ("h,encoder=a-seed0", "h,encoder=a,lr=0.1-seed0", "h,lr=0.1-seed0", "h-seed1"):
+        (tmp_path / name.replace("h", "odpfl-hn")).mkdir()
+    assert former("odpfl-hn encoder=a lr=0.2") == "odpfl-hn,encoder=a-seed0"
+    assert former("odpfl-hn encoder=a lr=0.1 momentum=0.5") == "odpfl-hn,encoder=a,lr=0.1-seed0"
+    assert former("odpfl-hn lr=0.1", seed=1) == "odpfl-hn-seed1"
+    with pytest.raises(ValueError, match=r"no run with seed 0 for 'odpfl-hn encoder=b'"):
+        former("odpfl-hn encoder=b")
+    with pytest.raises(ValueError, match=r"seed 2 for .* odpfl-hn-seed1\..* --methods"):
+        former("odpfl-hn encoder=a", seed=2)
+    (tmp_path / "odpfl-hn,encoder=a,partition.alpha=1-seed0").mkdir()
+    on_other_data = "odpfl-hn encoder=a partition.alpha=1 lr=0.2"
+    assert former(on_other_data) == "odpfl-hn,encoder=a,partition.alpha=1-seed0"
+    (tmp_path / "odpfl-hn,momentum=0.5-seed0").mkdir()
+    with pytest.raises(ValueError, match=r"odpfl-hn,lr=0\.1-seed0 or odpfl-hn,mom"):
+        former("odpfl-hn lr=0.1 momentum=0.5")
+    for seed in (0, 1):
+        (tmp_path / f"fedavg-seed{seed}").mkdir()
+    assert former("odpfl-hn encoder=a lr=0.2") == "odpfl-hn,encoder=a-seed0"
+    assert former("odpfl-hn lr=0.2", seed=1) == "fedavg-seed1"
+    assert former("odpfl-hn encoder=a partition.alpha=2") == "fedavg-seed0"
