@@ -107,7 +107,7 @@ class Federation:
         for change in self._changes:
             changed = [change.rows(client, rows) for client, rows in enumerate(self._rows)]
             self._rows = RowsOfClients.of(changed)
-        self._check_sizes(rule_name, rule.sparse)
+        self._check_sizes(rule_name, rule, config)
 
         self.targets = self._read_targets()
         self.words: tuple[str, ...] = ()
@@ -269,6 +269,8 @@ class Federation:
         if external_code.is_reference(rule_name):
             options = keyword_arguments(config, rule_name)
             identity["code"] = code_identity(rule_name, options)
+        if rule.version:
+            identity["version"] = rule.version
         identity["partition.public-samples"] = num_public
         return cached_assignment(
             self.dataset.key, identity, lambda: self._assign(rule, config, num_public)
@@ -342,18 +344,21 @@ class Federation:
             )
         return owners
 
-    def _check_sizes(self, rule_name: str, sparse: bool) -> None:
+    def _check_sizes(self, rule_name: str, rule: Partition, config: Config) -> None:
         """Raise ValueError for clients with too few samples, or with none to train on."""
         sizes = self._rows.sizes
-        minimum = np.where(self.novel & sparse, 0, 2)
+        minimum = np.where(self.novel & rule.sparse, 0, 2)
         too_small = np.flatnonzero(sizes < minimum).tolist()
         if too_small:
             first_ones = ", ".join(map(str, too_small[:5]))
             if len(too_small) > 5:
                 first_ones += ", …"
+            other = f"a milder partition than {rule_name!r}"
+            if "alpha" in rule.options:
+                other = f"a larger partition.alpha than {config['partition.alpha']:g}"
             raise ValueError(
                 f"clients {first_ones} got fewer than 2 samples; use fewer clients than "
-                f"num-clients={self.num_clients} or a milder partition than {rule_name!r}"
+                f"num-clients={self.num_clients} or {other}"
             )
         training = np.flatnonzero(~self.novel)
         by_size = training[np.argsort(sizes[training], kind="stable")]

@@ -34,7 +34,8 @@ class Partition:
     ``make(config, novel)`` builds flwr-datasets' Partitioner; `novel` is bool (num_clients,).
     ``change(config, novel)`` builds the change that is applied to the clients after partitioning.
     Both raise ValueError for bad options, and neither reads data. A `sparse` rule may leave novel
-    clients without samples. One that `needs_classes` reads one class of each sample."""
+    clients without samples. One that `needs_classes` reads one class of each sample. A new
+    `version` of a rule takes no assignment from the cache that an earlier one made."""
 
     make: Callable[[Config, np.ndarray], Any]
     summary: str
@@ -42,6 +43,7 @@ class Partition:
     change: "Callable[[Config, np.ndarray], Change] | None" = None
     sparse: bool = False
     needs_classes: bool = False
+    version: int = 0
 
 
 def _make(place: str, config: Config, novel: np.ndarray, **more: Any) -> Any:
@@ -248,6 +250,7 @@ RULES = {
         ("alpha", "novel-alpha"),
         sparse=True,
         needs_classes=True,
+        version=1,
     ),
     "class-fraction": Partition(
         partial(_by_classes, "partitions.rules.class_fraction:ClassFractionPartitioner"),

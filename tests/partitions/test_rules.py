@@ -148,14 +148,10 @@ def test_training_clients_hold_the_training_split_whatever_the_novel_alpha(
 ):
     """Their very rows, and their cut into training and validation."""
     data = toy(np.arange(3000) % 10, num_train=2400)
-    try:
-        one, two = (
-            split(divide, data, seed=seed, partition_alpha=0.3, partition_novel_alpha=alpha)
-            for alpha in (novel_alpha, 1.0)
-        )
-    except ValueError as error:  # a training client was left with less than two samples
-        assert "fewer than 2 samples" in str(error)
-        return
+    one, two = (
+        split(divide, data, seed=seed, partition_alpha=0.3, partition_novel_alpha=alpha)
+        for alpha in (novel_alpha, 1.0)
+    )
     for part in ("train", "validation", "everything"):
         for client, (mine, again) in enumerate(zip(held(one, part), held(two, part), strict=True)):
             if not one.novel[client]:
@@ -165,6 +161,19 @@ def test_training_clients_hold_the_training_split_whatever_the_novel_alpha(
     test = np.concatenate([everything[i] for i in np.flatnonzero(one.novel)])
     assert sorted(train.tolist()) == list(range(2400))
     assert sorted(test.tolist()) == list(range(2400, 3000))
+
+
+def test_shares_are_drawn_again_until_each_training_client_has_two_samples(toy, divide, held):
+    """Ten training clients of 20 share 400 samples of four classes by Dir(0.1): every third first
+    draw leaves one short. With α = 0.001 at most four have any."""
+    data = toy(np.arange(600) % 4, num_train=400)
+    for seed in range(8):
+        fed = split(divide, data, seed=seed, partition_alpha=0.1, partition_novel_alpha=0.01)
+        sizes = np.array([len(rows) for rows in held(fed)])
+        assert sizes[~fed.novel].min() >= 2 and sizes[~fed.novel].sum() == 400
+        assert sizes[fed.novel].min() == 0
+    with pytest.raises(ValueError, match=r"=20 or a larger partition\.alpha than 0\.001"):
+        split(divide, data, partition_alpha=0.001, partition_novel_alpha=1.0)
 
 
 def test_dirichlet_split_statistics(toy, divide, held):
