@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SUBSTITUTES = ("fashion-mnist", "mnist")
+NOVEL_SUBSTITUTES = {"mnist": "digits"}  # another dataset with the same classes, for novel clients
 RELEASED = "released"  # the key of the reason for an experiment that follows the text alone
 # Facts that must be the paper's, with the relative difference that rounding may make. The others
 # depend on how samples are dealt, for which an experiment has its reasons.
@@ -52,20 +53,73 @@ class Part:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The settings that the substitute needs. It has no superclasses, so that each class stands
-        for one."""
+        """The settings that the substitute needs.
+
+        It has no superclasses, so that each class stands for one. With fewer types than the paper's
+        data, a type stands for several. Raises ValueError if novel clients need a second dataset
+        with the same classes, and there is none."""
         if not self.substitute:
             return {}
         changes: dict[str, Any] = {"dataset": self.substitute}
-        if self.experiment.settings.get("partition") == "coarse":
+        partition = self.experiment.settings.get("partition")
+        if partition == "coarse":
             changes |= {"partition": "pathological", "partition.classes-per-client": 1}
+        elif partition == "preference":
+            changes |= _with_types_of(self.substitute, self.experiment.settings)
+        elif partition == "cross-dataset":
+            if self.substitute not in NOVEL_SUBSTITUTES:
+                able = " or ".join(f"--data {name}" for name in NOVEL_SUBSTITUTES)
+                raise ValueError(
+                    f"novel clients of {self.name} hold another dataset with the same classes, and "
+                    f"there is none for {self.substitute}; use {able}"
+                )
+            changes["partition.novel-dataset"] = NOVEL_SUBSTITUTES[self.substitute]
         return changes
+
+    @property
+    def notes(self) -> list[str]:
+        """What the substitute has in the place of the paper's data, apart from its samples."""
+        notes = []
+        if "partition" in self.changes:
+            notes.append(f"{self.substitute} has no superclasses: a client has one class")
+        if shares := self.changes.get("partition.shares"):
+            count = len(shares.split(","))
+            notes.append(f"{self.substitute} has {count} types: type k has the users of types k, "
+                         f"k + {count}, … of the paper's data")  # fmt: skip
+        if novel := self.changes.get("partition.novel-dataset"):
+            notes.append(f"novel clients have {novel}")
+        return notes
+
+    def at(self, column: Column) -> dict[str, Any]:
+        """The settings that tell the column's runs from others."""
+        return {key: self.changes.get(key, value) for key, value in column["at"].items()}
 
     @property
     def folder(self) -> str:
         """The name of its folder in that of the table."""
         name = self.name.rpartition("/")[2]
         return f"{name}-with-{self.substitute}" if self.substitute else name
+
+
+def _with_types_of(substitute: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sub-populations of users, if the substitute has T types, fewer than the paper's data:
+    users of the types k, k + T, … prefer type k."""
+    from partitions.datasets.loading import info
+
+    paper_types = info(str(settings["dataset"])).num_classes
+    types = info(substitute).num_classes
+    changes: dict[str, Any] = {}
+    if types >= paper_types:
+        return changes
+    for key, value in settings.items():
+        if key.endswith(".sub-populations") and value == paper_types:
+            changes[key] = types
+    words = str(settings.get("partition.shares", ""))
+    if words:
+        shares = [float(word) for word in words.split(",")]
+        sums = [sum(shares[k::types]) for k in range(types)]
+        changes["partition.shares"] = ",".join(f"{share:.6g}" for share in sums)
+    return changes
 
 
 def runs_of(experiment: Experiment) -> list[tuple[str, Config]]:
@@ -214,9 +268,7 @@ def check_facts(part: Part) -> list[str]:
                 f"the data of {column['name']} are not the paper's: {', '.join(wrong)}. "
                 f"`fedapps run {part.name}` runs them all the same"
             )
-        if "partition" in part.changes:
-            words.append(f"{part.substitute} has no superclasses: a client has one class")
-        lines.append(f"{column['name']}: {', '.join(words)}")
+        lines.append(f"{column['name']}: {', '.join(words + part.notes)}")
     return lines
 
 
@@ -272,6 +324,7 @@ class Cell:
     dataset: str
     published: float | None
     code: str  # the version of the method, as in summary.json
+    fingerprint: int | None = None  # which one of the record's
 
 
 def measured(part: Part, runs: "DataFrame") -> list[Cell]:
@@ -280,9 +333,7 @@ def measured(part: Part, runs: "DataFrame") -> list[Cell]:
     runs = runs[runs.error == ""]
     for column in part.columns:
         rows = cells(column)
-        at = dict(column["at"])
-        if part.substitute:
-            at.pop("dataset", None)
+        at = part.at(column)
         groups: dict[str, list[int]] = {}  # the runs' places, by row
         for place, run in enumerate(runs.itertuples()):
             row = row_of(run.variant, rows)
@@ -356,15 +407,23 @@ def as_table(table: str, parts: Sequence[Part], found: Sequence[Cell]) -> TextTa
 
 
 def as_record(
-    table: str, command: str, changes: Mapping[str, Any], found: Iterable[Cell], **more: str
+    table: str,
+    command: str,
+    changes: Mapping[str, Any],
+    found: Iterable[Cell],
+    fingerprints: Sequence[Mapping[str, Any]] = (),
+    **more: str,
 ) -> str:
-    """The cells as JSON, which the coverage page is made from; `more` texts stand at its head."""
+    """The cells as JSON, which the coverage page is made from; `more` texts stand at its head.
+    `fingerprints` are those of `experiments.fingerprint`, with their settings."""
     lines = []
     for cell in found:
         line = {key: value for key, value in vars(cell).items() if key != "published"}
         line["value"] = round(cell.value, 4)
         if cell.spread is not None:
             line["spread"] = round(cell.spread, 4)
+        if cell.fingerprint is None:
+            del line["fingerprint"]
         lines.append(json.dumps(line, ensure_ascii=False))
     head = {
         "table": table,
@@ -375,6 +434,9 @@ def as_record(
         "changes": dict(changes),
     }
     text = json.dumps(head, ensure_ascii=False, indent=1).removesuffix("\n}")
+    if fingerprints:
+        entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in fingerprints)
+        text += f',\n "fingerprints": [\n  {entries}\n ]'
     cells_text = ",\n  ".join(lines)
     return f'{text},\n "cells": [\n  {cells_text}\n ]\n}}\n'
 

@@ -13,7 +13,7 @@ v_u stays on the client; only prototypical users, who are volunteers, send it.
 
 Ours, since the paper leaves it open: the triplet loss descends by SGD, sample by sample. With
 *personal* assignment the head stays on the client unless the server holds it. With more
-sub-populations than types T, head k belongs to type k mod T."""
+sub-populations than types T, head k belongs to type k mod T. A map may have fewer."""
 
 from typing import Any
 
@@ -69,7 +69,11 @@ class FedEmbedClient(GlobalPlusClient):
     rates: tuple[str, ...] = ("lr", "embedding_lr", "triplet_lr")
 
     assignment, heads = ASSIGNMENT, HEADS
-    sub_populations = setting(0, "number of heads; 0: one for each type", "[0, 10000]")
+    sub_populations = setting(
+        0,
+        "number of heads; 0: one for each type; fewer than types with assignment som alone",
+        "[0, 10000]",
+    )
     global_gradient = setting(
         "features",
         "where the global head's loss reaches the embedding: appended to the features alone, or at "
@@ -115,10 +119,12 @@ class FedEmbedClient(GlobalPlusClient):
         """Encoder, K sub-population heads (0: one per type), global head and type head."""
         check_heads(heads, assignment)
         count = sub_populations or info.num_types
-        if count < info.num_types:
+        # A map finds its clusters without the types, of which there may be more.
+        if count < info.num_types and assignment != "som":
             raise ValueError(
-                f"fedembed.sub-populations is {sub_populations}; it must be 0 or at least the "
-                f"{info.num_types} types"
+                f"fedembed.sub-populations is {sub_populations}, and assignment is {assignment!r}; "
+                f"set it to 0 or at least the {info.num_types} types. Only assignment 'som' takes "
+                "fewer"
             )
         if heads == "server":
             count = 1  # the server sends only the user's head

@@ -55,6 +55,38 @@ def test_classes_stand_for_the_superclasses_that_a_substitute_has_not(tmp_path, 
     assert requested(own, rounds=2, seeds="0").settings["partition"] == "coarse"
 
 
+def test_a_type_stands_for_several_where_the_substitute_has_fewer(tmp_path, monkeypatch):
+    """FedEmbed's 20 voices on ten digits. 20 % of the users prefer voice 0, 8 % voice 5, 4 % each
+    other: type 0 has 0.2 + 0.04 (voice 10), type 5 has 0.08 + 0.04, the others 0.04 + 0.04."""
+    idx_pairs(tmp_path / "mnist")
+    monkeypatch.setenv("FEDAPPS_DATA_DIR", str(tmp_path))
+    parts = {part.name: part for part in parts_of("fedembed/table3", "mnist")}
+    assert len(parts) == 4
+    balanced = requested(parts["fedembed/speech-balanced"], rounds=0, seeds="").settings
+    assert balanced["pfedkm.sub-populations"] == 10 and "partition.shares" not in balanced
+    part = parts["fedembed/speech-imbalanced"]
+    asked = requested(part, rounds=0, seeds="").settings
+    shares = "0.24,0.08,0.08,0.08,0.08,0.12,0.08,0.08,0.08,0.08"
+    assert asked["partition.shares"] == shares and asked["pfedkm.sub-populations"] == 10
+    small = {"num-clients": 50, "partition.samples-per-user": 6, "partition.test-per-user": 2}
+    part.experiment.settings.update(small)
+    (line,) = check_facts(part)
+    assert "clients 50" in line and line.endswith("types k, k + 10, … of the paper's data")
+    assert part.at(part.columns[0]) == {"partition.shares": shares, "dp": "none"}
+    own = parts_of("fedembed/table3")
+    assert [one.changes for one in own] == [{}] * 4
+
+
+def test_novel_clients_get_a_second_dataset_with_the_substitutes_classes():
+    """ODPFL-HN's novel clients with STL-10, trained on CIFAR-10: the digits for MNIST."""
+    (part,) = parts_of("odpfl_hn/section6-8", "mnist")
+    assert requested(part, rounds=0, seeds="").settings["partition.novel-dataset"] == "digits"
+    assert part.notes == ["novel clients have digits"]
+    (part,) = parts_of("odpfl_hn/section6-8", "fashion-mnist")
+    with pytest.raises(ValueError, match="there is none for fashion-mnist; use --data mnist"):
+        check_facts(part)
+
+
 @pytest.mark.parametrize("table, data, text", [
     ("fedtta/table9", "", "unknown table 'fedtta/table9'; known: fedembed/table2"),
     ("fedembed/table4", "", "no runs of its own: the runs of fedembed/mnist-imbalanced"),

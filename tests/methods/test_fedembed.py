@@ -330,8 +330,27 @@ def test_more_sub_populations_than_types():
         one = client(number=number, build={"sub_populations": 20})
         got.add(one.get_properties({})["prototype"])
     assert got == set(range(20))
-    with pytest.raises(ValueError, match="at least the 10 types"):
-        client(build={"sub_populations": 5})
+
+
+@pytest.mark.parametrize("assignment", ["prototype", "type", "personal"])
+def test_fewer_heads_than_types_need_a_map(assignment):
+    with pytest.raises(ValueError, match=f"is 5, and assignment is '{assignment}'.* the 10 types"):
+        client(build={"sub_populations": 5}, assignment=assignment)
+
+
+def test_a_map_has_fewer_nodes_than_there_are_types():
+    """Three nodes for ten types: each user has the head of its nearest node after a round."""
+    config = CONFIG | {"method": "fedembed", "rounds": 1, "fraction-train": 1.0}
+    config |= {"model": "preference-net", "local-epochs": 1, "fedembed.embedding-dim": DIM}
+    config |= {"fedembed.assignment": "som", "fedembed.sub-populations": 3}
+    grid = Watched.simulation(app, config, 20)
+    result = run(grid, config, "in-process")
+    names = {name for name in from_record(result.arrays) if name.startswith("heads.")}
+    assert names == head("heads.0") | head("heads.1") | head("heads.2")
+    nodes = grid.seen
+    assigned = [m for m in nodes if m.metadata.message_type == "train.assign"]
+    maps = from_record(assigned[0].content.array_records["arrays"])
+    assert maps["new"].shape == (3, DIM)
 
 
 def test_personal_head_stays():
