@@ -3,8 +3,10 @@ items of the papers are measured, and how many values are older than their metho
 
 experiments/published/items.toml names the items. The values are those of experiments/measured/: a
 file there is a `reproduced.json` of ``fedapps reproduce``, or has the same form. Its cells have the
-version of the method that they measured (`code`, as in summary.json). A value is stale if that is
-not the method's version now, or if it is not known."""
+version of the method that they measured (`code`, as in summary.json), and newer ones the
+fingerprint of what it computes (`experiments.fingerprint`). A value is stale if its fingerprint is
+another one now. Without a fingerprint it is stale if the method's version has changed, or if it is
+not known."""
 
 import json
 import sys
@@ -12,10 +14,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from experiments.fingerprint import Numbers, agree, fingerprint
 from fedapps.results.formats import number_cell, spread_cell
 from fedapps.results.method_code import code_of
 from fedapps.settings.experiments import experiments_root
@@ -34,8 +38,13 @@ makes this page from `experiments/published/` and `experiments/measured/`. The f
 commands.
 """
 SUMMARY = """**Of {} items {} are measured wholly, {} in part and {} not.** Wholly means each row
-and column with at least three seeds: tables and figures on the paper's data, the others on any. A
-value is stale if its method's code has changed since, or if its version was not recorded.
+and column with at least three seeds: tables and figures on the paper's data, the others on any.
+
+**{} of {} values are stale; {} of these were measured before records kept the method's version.**
+A newer record keeps the numbers of a small run with its settings. A value is stale if that small
+run gives other numbers now, beyond rounding. A rewrite that computes the same leaves the value.
+Nobody can tell whether today's code would give a value without a version. It counts as stale until
+it is measured again.
 """
 COLUMNS = ("kind", "item", "where", "measured", "data", "ours", "published",
            "difference: mean, largest", "stale", "what is missing")  # fmt: skip
@@ -86,9 +95,16 @@ def read_items() -> list[Item]:
 
 
 def read_records() -> dict[str, dict[str, Any]]:
-    """The records of measurements by the names of their files."""
-    files = sorted((experiments_root() / MEASURED).glob("*.json"))
-    return {file.stem: json.loads(file.read_text("utf-8")) for file in files}
+    """The records of measurements by the names of their files. A cell that has a fingerprint holds
+    it."""
+    records: dict[str, dict[str, Any]] = {}
+    for file in sorted((experiments_root() / MEASURED).glob("*.json")):
+        record = json.loads(file.read_text("utf-8"))
+        for cell in record["cells"]:
+            if "fingerprint" in cell:
+                cell["fingerprint"] = record["fingerprints"][cell["fingerprint"]]
+        records[file.stem] = record
+    return records
 
 
 def measured(item: Item, records: Mapping[str, Mapping[str, Any]]) -> Measured:
@@ -126,9 +142,22 @@ def _missing(item: Item, seen: Set[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def is_stale(cell: Cell) -> bool:
-    """Whether a value is older than its method's code, or of unknown age."""
+    """Whether a value is that of other code than the present one, or of unknown code."""
+    if "fingerprint" in cell:
+        recorded = cell["fingerprint"]
+        return not agree(recorded["numbers"], numbers_now(json.dumps(recorded["settings"])))
     method = str(cell["row"]).partition(" ")[0]
     return not cell["code"] or cell["code"] != code_of(method)
+
+
+@cache
+def numbers_now(settings: str) -> Numbers:
+    """The fingerprint of settings, in JSON; empty if a setting is not known any more."""
+    try:
+        return fingerprint(json.loads(settings))
+    except ValueError as error:
+        print(f"no fingerprint of {settings}: {error}")
+        return {}
 
 
 def published_value(cell: Cell) -> tuple[float | None, str]:
@@ -205,26 +234,44 @@ def _differences(differences: Sequence[float], digits: int) -> str:
     return f"{number_cell(size, digits)}, at most {number_cell(largest, digits, signed=True)}"
 
 
-def page(all_found: Sequence[Measured]) -> str:
+def page(all_found: Sequence[Measured], records: Mapping[str, Mapping[str, Any]]) -> str:
     """The page."""
     counts = Counter(found.status for found in all_found)
     rows_by_paper: dict[str, list[str]] = {}
     for found in all_found:
         rows_by_paper.setdefault(found.item.paper, []).append(row_of_page(found))
-    lines = [HEAD, SUMMARY.format(len(all_found), counts[WHOLLY], counts[IN_PART], counts[NOT])]
+    ages = (_stale(records), len(_cells(records)), _without_version(records))
+    items = (len(all_found), counts[WHOLLY], counts[IN_PART], counts[NOT])
+    lines = [HEAD, SUMMARY.format(*items, *ages)]
     for paper, rows in rows_by_paper.items():
         lines += [f"## {paper}", "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         lines += [*rows, ""]
     return "\n".join(lines)
 
 
-def counted(all_found: Sequence[Measured], records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The numbers of items and of stale values, in one line."""
-    counts = Counter(found.status for found in all_found)
+def _cells(records: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+    """The cells of all records."""
     cells: list[Cell] = []
     for record in records.values():
         cells += record["cells"]
-    stale = sum(map(is_stale, cells))
+    return cells
+
+
+def _stale(records: Mapping[str, Mapping[str, Any]]) -> int:
+    """The number of stale values."""
+    return sum(map(is_stale, _cells(records)))
+
+
+def _without_version(records: Mapping[str, Mapping[str, Any]]) -> int:
+    """The number of values of unknown age."""
+    return sum(not cell["code"] and "fingerprint" not in cell for cell in _cells(records))
+
+
+def counted(all_found: Sequence[Measured], records: Mapping[str, Mapping[str, Any]]) -> str:
+    """The numbers of items and of stale values, in one line."""
+    counts = Counter(found.status for found in all_found)
+    cells = _cells(records)
+    stale = _stale(records)
     items = f"{counts[WHOLLY]} measured wholly, {counts[IN_PART]} in part, {counts[NOT]} not"
     return f"coverage: {len(all_found)} items, {items}; {stale} of {len(cells)} values are stale"
 
@@ -236,7 +283,7 @@ def main(words: Sequence[str]) -> None:
     records = read_records()
     all_found = [measured(item, records) for item in read_items()]
     if not words:
-        Path(PAGE).write_text(page(all_found), "utf-8")
+        Path(PAGE).write_text(page(all_found, records), "utf-8")
     print(counted(all_found, records))
 
 

@@ -1,8 +1,10 @@
 """FedEmbed's figures and its table by prevalence: ``python -m experiments.figures_fedembed …``.
 
-``voices OUT.png``, ``prevalence RUN``, where RUN is the folder of one method's run, and
-``embeddings OUT.png [EXPERIMENT.toml] key=value …``. The last one trains twice in process, with and
-without the type head, and reads the users' states, which only a simulation can."""
+- ``voices OUT.png``
+- ``prevalence RUN``, where RUN is the folder of one method's run
+- ``clusters RUN …``, of several seeds
+- ``embeddings OUT.png [EXPERIMENT.toml] key=value …`` trains twice in process, with and without the
+  type head, and reads the users' states, which only a simulation can"""
 
 import logging
 from collections import defaultdict
@@ -52,6 +54,18 @@ def prevalence(run: Path) -> None:
 
 
 @cli.command()
+def clusters(runs: list[Path]) -> None:
+    """The adjusted Rand index of the users' heads and sub-populations: 1 if both divide the users
+    alike, near 0 by chance."""
+    values = []
+    for folder in runs:
+        values.append(rand_index(read_json(folder / "summary.json")))
+        print(f"{folder.name}: {values[-1]:.3f}")
+    if len(values) > 1:
+        print(f"mean {np.mean(values):.3f}, deviation {np.std(values, ddof=1):.3f}")
+
+
+@cli.command()
 def embeddings(
     out: Path,
     arguments: Annotated[list[str] | None, typer.Argument(help="TOML file, key=value")] = None,
@@ -85,6 +99,16 @@ def by_prevalence(summary: dict[str, Any]) -> dict[float, list[float]]:
         share = round(users.count(kind) / len(users), 2)
         scores[share].append(summary["train"][f"f1_{kind}"])
     return dict(scores)
+
+
+def rand_index(summary: dict[str, Any]) -> float:
+    """The adjusted Rand index (Hubert and Arabie, 1985) of heads and sub-populations."""
+    from sklearn.metrics import adjusted_rand_score
+
+    users = summary["per_client"].values()
+    kinds = [int(user["sub_population"]) for user in users]
+    heads = [int(user["head"]) for user in users]
+    return float(adjusted_rand_score(kinds, heads))
 
 
 def trained(config: Config) -> tuple[np.ndarray, np.ndarray]:

@@ -5,18 +5,24 @@ cell is the mean over the seeds of a row and a column. `--column "α = {partitio
 the text of a column with the settings of a run. A row is a variant as its run's folder names it,
 without the settings of the column.
 
+A record has the methods' fingerprints (`experiments.fingerprint`), taken now: record runs before
+their code changes. Where the method's files have changed since the run, there is none.
+
 What an existing record says beside its cells stays, unless an option replaces it, so that
 ``python -m experiments.record NAME FOLDER`` is enough after the commands of a record have run
 again."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experiments.fingerprint import fingerprint, settings_of
 from fedapps.reproduction import Cell, as_record, cells_of
+from fedapps.results.method_code import code_of
 from fedapps.results.runs import NUMBERS, failures, label_without, read_runs, score_keys
 from fedapps.settings.config import Config, defaults, effective
 from fedapps.settings.experiments import experiments_root
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 MEASURED = experiments_root() / "measured"
 TEXTS = ("page", "note", "columns", "scores")  # of a record, beside its table, command and cells
 SETTING = re.compile(r"\{([^{}]+)\}")
+Place = tuple[str, str]  # column and row
 
 
 def column_of(template: str, config: Config) -> str:
@@ -48,17 +55,54 @@ def recorded(runs: "DataFrame", template: str, scores: list[str]) -> list[Cell]:
     for score in scores:
         if score not in known:
             raise ValueError(f"--scores names {score!r}; known: {', '.join(known)}")
-    in_column = SETTING.findall(template)
-    groups: dict[tuple[str, str], list[int]] = {}  # the runs' places
-    for place, run in enumerate(runs.itertuples()):
-        column = column_of(template, defaults() | run.config)
-        row = label_without(run.variant, in_column)
-        groups.setdefault((column, row), []).append(place)
+    groups = groups_of(runs, template)
     found: list[Cell] = []
     for score in scores or score_keys(runs):
         for (column, row), places in groups.items():
             found += cells_of(column, row, score, runs.iloc[places])
     return found
+
+
+def groups_of(runs: "DataFrame", template: str) -> dict[Place, list[int]]:
+    """The runs' numbers by column and row."""
+    in_column = SETTING.findall(template)
+    groups: dict[Place, list[int]] = {}
+    for number, run in enumerate(runs.itertuples()):
+        column = column_of(template, defaults() | run.config)
+        row = label_without(run.variant, in_column)
+        groups.setdefault((column, row), []).append(number)
+    return groups
+
+
+def settings_by_place(runs: "DataFrame", template: str) -> dict[Place, dict[str, Any]]:
+    """The settings of the fingerprint by column and row, where the method's files are those of the
+    runs."""
+    settings: dict[Place, dict[str, Any]] = {}
+    for place, numbers in groups_of(runs, template).items():
+        scored = runs.iloc[numbers]
+        config = scored.iloc[0].config
+        if {summary.code for summary in scored.summary} == {code_of(str(config["method"]))}:
+            settings[place] = settings_of(defaults() | config)
+        else:
+            print(f"{place}: the method's files have changed since the runs, so no fingerprint")
+    return settings
+
+
+def with_fingerprints(
+    cells: list[Cell], settings: dict[Place, dict[str, Any]]
+) -> tuple[list[Cell], list[dict[str, Any]]]:
+    """The cells with the numbers of their fingerprints, and the fingerprints."""
+    distinct: list[dict[str, Any]] = []
+    numbered = []
+    for cell in cells:
+        place = (cell.column, cell.row)
+        number = None
+        if place in settings:
+            if settings[place] not in distinct:
+                distinct.append(settings[place])
+            number = distinct.index(settings[place])
+        numbered.append(replace(cell, fingerprint=number))
+    return numbered, [{"settings": one, "numbers": fingerprint(one)} for one in distinct]
 
 
 def check_seeds(cells: list[Cell]) -> None:
@@ -95,15 +139,19 @@ def main(
     if not head["command"] or not head["columns"]:
         raise typer.BadParameter(f"{name} is a new record: it needs --command and --column")
     cells: list[Cell] = []
+    settings: dict[Place, dict[str, Any]] = {}
     for folder in folders:
         runs, problems = read_runs(folder)
         for problem in [*problems, *failures(runs)]:
             print(f"{folder}: {problem}")
         finished = runs[runs.error == ""]
         cells += recorded(finished, head["columns"], [s for s in head["scores"].split(",") if s])
+        settings |= settings_by_place(finished, head["columns"])
     check_seeds(cells)
+    cells, fingerprints = with_fingerprints(cells, settings)
     texts = {key: head[key] for key in TEXTS if head[key]}
-    file.write_text(as_record(head["table"], head["command"], {}, cells, **texts), "utf-8")
+    text = as_record(head["table"], head["command"], {}, cells, fingerprints, **texts)
+    file.write_text(text, "utf-8")
     for cell in cells:
         print(f"{cell.column}, {cell.row}, {cell.score}: {cell.value:.4g} ± {cell.spread}")
 

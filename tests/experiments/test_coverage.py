@@ -2,6 +2,8 @@
 
 import pytest
 
+from clients.methods.fedprox import FedProxClient
+from experiments import coverage
 from experiments.coverage import (
     IN_PART,
     NOT,
@@ -15,9 +17,12 @@ from experiments.coverage import (
     read_records,
     row_of_page,
 )
+from experiments.fingerprint import fingerprint, settings_of
 from fedapps.results.method_code import code_of
+from fedapps.settings.config import defaults
 from fedapps.settings.experiments import experiments_root
 from fedapps.settings.published_tables import read_table
+from fedapps.settings.variants import Variant
 
 
 def cell(row, column="MNIST", seeds=(0, 1, 2), dataset="mnist", **more):
@@ -69,6 +74,50 @@ def test_a_value_is_stale_unless_its_version_is_that_of_the_code():
     assert is_stale(cell("tent bits=true"))
     assert is_stale(cell("tent", code="0123456789ab"))
     assert not is_stale(cell("tent bits=true", code=code_of("tent")))
+
+
+def test_a_value_with_a_fingerprint_is_stale_if_the_method_computes_something_else(monkeypatch):
+    """Whatever the version of its files is. Numbers agree up to rounding. Another setting, one that
+    was removed, and a term that is left out make the value stale."""
+    settings = {"method": "fedprox", "fedprox.mu": 0.5}
+    numbers = fingerprint(settings)
+    assert numbers == fingerprint(settings) and numbers["squares"] > 0
+    assert {"train-loss, round 2", "novel-loss, round 1"} <= numbers.keys()
+
+    def value(numbers, **more):
+        fingerprinted = {"settings": settings | more, "numbers": numbers}
+        return cell("fedprox", code="0123456789ab", fingerprint=fingerprinted)
+
+    rounded = {name: number * (1 + 1e-6) for name, number in numbers.items()}
+    assert not is_stale(value(rounded))
+    assert is_stale(value(numbers | {"squares": numbers["squares"] * 1.01}))
+    assert is_stale(value(numbers, **{"fedprox.mu": 0.6}))
+    assert is_stale(value(numbers, **{"fedprox.nu": 0.6}))
+    coverage.numbers_now.cache_clear()
+    train = FedProxClient.fit_locally
+
+    def without_drift(self, config, *, weight_decay, drift):
+        return train(self, config, weight_decay=weight_decay)
+
+    monkeypatch.setattr(FedProxClient, "fit_locally", without_drift)
+    assert is_stale(value(numbers))
+    coverage.numbers_now.cache_clear()
+
+
+def test_the_settings_of_a_fingerprint_by_hand():
+    """Those of the method that are no defaults, at most three steps, noise that repeats, and no
+    settings of the data. `lenet` takes no images as small as the digits."""
+    config = Variant.parse("odpfl-hn encoder=ds-sphere").apply(
+        defaults()
+        | {"partition": "dirichlet", "partition.alpha": 3.0, "num-clients": 90, "model": "lenet"}
+        | {"local-steps": 40, "standardize": "channels", "odpfl-hn.descriptor-epsilon": 1.0}
+        | {"odpfl-hn.fine-tune-rounds": 1}
+    )
+    assert settings_of(config) == {
+        "method": "odpfl-hn", "model": "mlp", "local-steps": 3, "odpfl-hn.fine-tune-rounds": 1,
+        "odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0,
+        "standardize": "training-clients", "dp-generator": "seeded",
+    }  # fmt: skip
 
 
 def test_every_item_has_a_number_or_the_reason_why_not():

@@ -81,6 +81,21 @@ def test_prevalence_groups_sub_populations_of_one_share(tmp_path):
     assert "60 %" in output and "0.900" in output
 
 
+def test_the_rand_index_of_heads_and_sub_populations_by_hand(tmp_path):
+    """Four users of kinds 0, 0, 1, 1. Heads 5, 5, 3, 3 divide them alike. With heads 0, 0, 0, 1 two
+    pairs are of one kind, three of one head, and one of both. By chance 2 · 3 / 6 = 1 is of both,
+    so the index is (1 − 1) / (2.5 − 1) = 0."""
+    for name, heads, index in (("alike", [5, 5, 3, 3], 1.0), ("chance", [0, 0, 0, 1], 0.0)):
+        users = zip([0, 0, 1, 1], heads, strict=True)
+        clients = {str(i): {"sub_population": k, "head": h} for i, (k, h) in enumerate(users)}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps({"per_client": clients}))
+        assert figures_fedembed.rand_index({"per_client": clients}) == pytest.approx(index)
+    words = ["clusters", str(tmp_path / "alike"), str(tmp_path / "chance")]
+    output = CliRunner().invoke(figures_fedembed.cli, words).output
+    assert "alike: 1.000" in output and "mean 0.500, deviation 0.707" in output
+
+
 def test_embeddings_are_those_that_the_users_keep():
     config = {"method": "fedembed", "partition": "preference", "fraction-train": 0.5}
     v, kinds = figures_fedembed.trained(defaults() | USERS | config | {"num-clients": 20})

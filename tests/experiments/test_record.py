@@ -6,6 +6,7 @@ import pytest
 from run_folders import leave
 
 from experiments import record
+from fedapps.results.method_code import code_of
 from fedapps.results.runs import read_runs
 
 
@@ -29,6 +30,31 @@ def test_a_record_by_hand(tmp_path, monkeypatch):
     record.main("alphas", [runs / "near"])  # the texts are those of before
     again = json.loads((tmp_path / "alphas.json").read_text("utf-8"))
     assert again["cells"] == [near] and again["page"] == "digits.md"
+
+
+def test_a_record_keeps_the_fingerprint_of_each_rows_settings(tmp_path, monkeypatch, capsys):
+    """Two α of the data share one, since they change no method; μ = 0.5 has another. A run of other
+    files of its method has none."""
+    monkeypatch.setattr(record, "MEASURED", tmp_path)
+    runs = tmp_path / "runs"
+    alphas = "fedprox partition.novel-alpha="
+    for label in (f"{alphas}0.1", f"{alphas}1.0", "fedprox mu=0.5", "fedavg"):
+        folder = leave(runs, label, 0, [0.5], dataset="digits", partition="dirichlet-split")
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["code"] = code_of("fedprox")  # not FedAvg's
+        (folder / "summary.json").write_text(json.dumps(summary))
+    column = "α = {partition.novel-alpha}"
+    record.main("means", [runs], "fedapps run", column=column, scores="novel")
+    saved = json.loads((tmp_path / "means.json").read_text("utf-8"))
+    rows = [cell["row"] for cell in saved["cells"]]
+    assert rows == ["fedavg", "fedprox mu=0.5", "fedprox", "fedprox"]
+    assert [cell.get("fingerprint") for cell in saved["cells"]] == [None, 0, 1, 1]
+    settings = [one["settings"] for one in saved["fingerprints"]]
+    plain = {"method": "fedprox", "local-steps": 3}
+    assert settings == [plain | {"fedprox.mu": 0.5}, plain]
+    numbers = [one["numbers"]["squares"] for one in saved["fingerprints"]]
+    assert numbers[0] > 0 and numbers[0] != numbers[1]
+    assert "'fedavg'): the method's files have changed" in capsys.readouterr().out
 
 
 def test_what_a_record_refuses(tmp_path):
