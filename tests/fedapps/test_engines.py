@@ -5,6 +5,8 @@ The deaths take minutes: pytest -n0 -m slow tests/fedapps/test_engines.py"""
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from small_runs import DEAD_PROXY, UNUSUAL, wait
@@ -128,6 +131,26 @@ def test_on_ray_a_failing_method_is_reported_and_a_signal_stops_everything(numbe
     assert re.search(r"fedavg,min-valid-replies=3-seed0 .* failed", said)
     assert "fedavg,min-valid-replies=3-seed0 failed: RuntimeError: round 1: 2 valid" in said
     until(lambda: not started())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="root alone may mount a file system",
+)
+def test_ray_runs_with_the_shared_memory_of_a_container(tmp_path):
+    """Docker gives /dev/shm 64 MB, which messages with a network of 26 MB each fill."""
+    x = np.random.default_rng(0).integers(0, 256, (160, 1, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", x=x, y=np.arange(160) % 2)
+    command = [*COMMAND, f"dataset={tmp_path / 'images.npz'}", "partition=iid", "num-clients=8",
+               "rounds=2", "model=convnet-2048", "--methods", "fedavg", "--engine", "ray",
+               "--output", str(tmp_path / "runs")]  # fmt: skip
+    small = f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec {shlex.join(command)}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", small], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len((tmp_path / "runs/fedavg-seed0/metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_two_ctrl_c_in_a_long_step_end_the_run_without_an_abort(tmp_path):
