@@ -1,6 +1,8 @@
 """A command's processes and temporary folder, removed when the command ends, however it ends.
 
 The processes of a group inherit an environment variable that holds the path of the group's folder.
+Ray's processes may lose it: a title that they set takes the place of their first variables, and
+raylet gives them these in any order. They write logs in the folder, by which they are known.
 A watcher process waits until the command closes a pipe or dies; it then ends the group's processes
 and removes the folder. The watcher runs this file by its path, so it imports no package of ours."""
 
@@ -26,6 +28,7 @@ MAX_SOCKET = 107 if sys.platform.startswith("linux") else 103  # bytes of a sock
 SOCKET = f"/{PREFIX}12345678/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 MAX_FOLDER = MAX_SOCKET - len(SOCKET)
 MIN_FREE = 20_000_000  # bytes for logs of Ray and for a copy of the app
+RAY_TITLE = "ray::"  # how the titles of Ray's processes begin
 ORDERLY = b"."  # written to the pipe by a command that ends the group itself
 KILLED = f"fedapps was killed, perhaps by Ray: it ends a process whose raylet died; {RESUME_HINT}"
 
@@ -99,12 +102,19 @@ def _is_member(process: psutil.Process, folder: str) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        if not sys.platform.startswith("linux"):
-            return process.environ().get(GROUP) == folder
-        # psutil stops at the first gap in the block; Ray's agents leave one when they set a title.
-        return f"{GROUP}={folder}\0".encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+        if _has_variable(process, folder):
+            return True
+        is_rays = "".join(process.cmdline()[:1]).startswith(RAY_TITLE)
+        return is_rays and any(Path(folder) in Path(f.path).parents for f in process.open_files())
     except (OSError, psutil.Error):  # it has ended, or belongs to another user
         return False
+
+
+def _has_variable(process: psutil.Process, folder: str) -> bool:
+    if not sys.platform.startswith("linux"):
+        return process.environ().get(GROUP) == folder
+    # psutil stops at the first gap in the block, which a title leaves.
+    return f"{GROUP}={folder}\0".encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
 
 
 def _end(processes: list[psutil.Process], end: Callable[[psutil.Process], None]) -> None:

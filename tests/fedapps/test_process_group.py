@@ -134,6 +134,37 @@ def test_a_process_that_ignores_sigterm_is_killed_and_no_other(tmp_path, monkeyp
         one.communicate()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a program's first word may not be another's")
+def test_rays_processes_that_lost_the_variable_are_known_by_their_logs(tmp_path):
+    """Other programs that read a file of the folder live on."""
+    program = (
+        "import sys, time; log = open(sys.argv[1], 'a'); print(1, flush=True); time.sleep(600)"
+    )
+    started = {}
+    try:
+        for title, log in (
+            ("ray::DashboardAgent", "agent.log"),
+            ("ray::Elsewhere", "../elsewhere.log"),
+            ("viewer", "agent.log"),
+        ):
+            file = tmp_path / "group" / log
+            file.parent.mkdir(exist_ok=True)
+            words = [title, "-c", program, str(file)]
+            started[title] = subprocess.Popen(
+                words, executable=sys.executable, stdout=subprocess.PIPE
+            )
+            started[title].stdout.readline()
+        process_group.end_group(str(tmp_path / "group"))
+        assert started["ray::DashboardAgent"].wait(10) == -signal.SIGTERM
+        assert started["ray::Elsewhere"].poll() is None
+        assert started["viewer"].poll() is None
+        assert not (tmp_path / "group").exists()
+    finally:
+        for process in started.values():
+            process.kill()
+            process.communicate()
+
+
 @pytest.mark.parametrize("failures", [1, ray_engine.MAX_STARTS])
 def test_ray_that_does_not_start_is_tried_again(failures, monkeypatch):
     """Each try has a new folder; those of failed tries are removed."""
