@@ -95,8 +95,18 @@ def initial_configuration(method: str) -> Config:
     """The defaults of an app, also for a method from outside the package: those of a run, but each
     round is evaluated, as with Flower's strategies, and labels are classes: those of one node alone
     cannot tell the task. Inputs are scaled only if both components say so."""
+    if method in METHODS:
+        return dict(_initial_configuration(method))
+    return _made_initial_configuration(method)
+
+
+def _made_initial_configuration(method: str) -> Config:
     changes = {"method": method, "evaluate-every": 1, "task": CLASSES, "standardize": NO_SCALING}
     return override(defaults(), changes)
+
+
+# Each message asks; code from outside may declare other settings the next time.
+_initial_configuration = lru_cache(maxsize=8)(_made_initial_configuration)
 
 
 def check_declared_task(method: str, config: Config) -> None:

@@ -213,19 +213,24 @@ VARIABLE = "FEDAPPS_ALLOW"  # child processes inherit it
 
 def is_reference(name: str) -> bool:
     """Whether the name has the form ``module:NAME``."""
-    module, _, attribute = name.partition(":")
+    module, colon, attribute = name.partition(":")
+    if not colon:  # nearly all names, and quickly seen
+        return False
     return all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
 def named(config: Any) -> list[str]:
     """The references anywhere in a configuration: in texts, lists and keys."""
     if isinstance(config, str):
+        if ":" not in config:  # nearly all texts, and quickly seen
+            return []
         return [word for word in re.split(r"[\s,]+", config) if is_reference(word)]
     references: list[str] = []
     if isinstance(config, Mapping):
         for key in config:
-            # A table's name, or the section in a flat key.
-            references += filter(is_reference, (key, key.rpartition(".")[0]))
+            if ":" in key:
+                # A table's name, or the section in a flat key.
+                references += filter(is_reference, (key, key.rpartition(".")[0]))
         references += named([*config.values()])
     elif isinstance(config, list | tuple):
         for value in config:

@@ -291,6 +291,8 @@ def present_key(key: str, *, silent: bool = False) -> str:
 
 def present_keys(changes: Mapping[str, Any], *, silent: bool = False) -> dict[str, Any]:
     """The changes under present names. Raises ValueError for a setting under both of its names."""
+    if FORMER_KEYS.keys().isdisjoint(changes):
+        return dict(changes)
     renamed: dict[str, Any] = {}
     for key, value in changes.items():
         present = present_key(key, silent=silent)

@@ -10,7 +10,7 @@ import tomllib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,11 @@ def defaults() -> Config:
 
     The section of a method that extends another holds all of its settings, the inherited ones, too.
     So do the configurations of saved runs."""
+    return dict(_defaults())
+
+
+@cache
+def _defaults() -> Config:
     return {key: setting.default for key, setting in declared().items()}
 
 
@@ -105,11 +110,15 @@ def override(
     itself."""
     changes = present_keys(changes)
     result = with_references(config, changes)
-    for key in sorted(changes, key=section_of):  # common keys first: a method's key wins over them
+    keys = [*changes]
+    if not all_methods:
+        # A common key changes no other one: a value that stays needs no check.
+        keys = [k for k in keys if k not in result or not _is_same(changes[k], result[k])]
+    for key in sorted(keys, key=section_of):  # common keys first: a method's key wins over them
         if key not in result:
             raise ValueError(_unknown(key, result))
         value, former = changes[key], result[key]
-        if type(value) is not type(former) or value != former:
+        if not _is_same(value, former):
             result[key] = check(key, value, former)
             for heir in _heirs(key, former, result, changes):
                 result[heir] = result[key]
@@ -117,6 +126,11 @@ def override(
             for own_key in method_keys(key, result):
                 result[own_key] = result[key]
     return result
+
+
+def _is_same(value: Any, former: Value) -> bool:
+    """Whether both are one value of one type: 1 is not 1.0, nor True."""
+    return type(value) is type(former) and bool(value == former)
 
 
 def method_keys(key: str, config: Mapping[str, Value]) -> list[str]:
@@ -167,12 +181,18 @@ def with_references(config: Mapping[str, Value], changes: Mapping[str, Any]) -> 
 def _references(config: Mapping[str, Value]) -> list[str]:
     """The code from outside that the values of a configuration name."""
     words: list[str] = []
-    for key, value in config.items():
-        if not isinstance(value, str) or ":" not in value:  # nearly all, and quickly seen
-            continue
-        if key.rpartition(".")[2] in NAMING:
+    for key in _naming_keys(tuple(config)):
+        value = config[key]
+        if isinstance(value, str) and ":" in value:
             words += [word.strip() for word in value.split(",")]
     return words
+
+
+@lru_cache(maxsize=64)
+def _naming_keys(keys: tuple[str, ...]) -> list[str]:
+    """Those that may name code from outside. Each change asks, mostly of the same hundreds of
+    keys."""
+    return [key for key in keys if key.rpartition(".")[2] in NAMING]
 
 
 def is_method(reference: str) -> bool:
