@@ -7,7 +7,7 @@ server, which sees the user's messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from fedapps.building import network, shared_arrays
 from fedapps.callbacks import Callback, Report
 from fedapps.clientapp import app
 from fedapps.common import external_code
+from fedapps.common.external_code import Value
 from fedapps.engines.in_process_grid import InProcessGrid, error_reply
 from fedapps.node.bridge import SIMULATED, SIMULATION
 from fedapps.node.ledger import read_ledger
@@ -153,7 +154,12 @@ def local_run(world: int, config: Config) -> View:
 
 
 def configured(changes: Config) -> Config:
-    """A run's whole configuration."""
+    """A run's whole configuration. Each repeat asks for it."""
+    return dict(_configured(**changes))
+
+
+@lru_cache(maxsize=16, typed=True)
+def _configured(**changes: Value) -> Config:
     settings = SETTINGS | {"callbacks": f"{__name__}:Released"} | changes
     rate = f"{settings['method']}.lr"
     # A method's own rate would hold in place of the common one, and be too small.

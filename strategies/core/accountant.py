@@ -27,6 +27,7 @@ def local_loss(z: float) -> float:
     return (2 / z) ** 2
 
 
+@lru_cache(maxsize=64)
 def local_epsilon(loss: float, delta: float) -> float:
     """ε(δ) of a user whose rounds' μ² add up to `loss`."""
     if not loss:

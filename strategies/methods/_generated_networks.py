@@ -115,7 +115,8 @@ class ModelGenerator:
             if not self.embedding_dim and self._default_dim is not None:
                 self.embedding_dim = self._default_dim()
             with drawing(seed_of(self._seed, "hypernetwork")):
-                hypernetwork = self._build(self.embedding_dim)
+                spectral = self._settings.spectral_norm
+                hypernetwork = self._build(self.embedding_dim, spectral=spectral)
             self.hypernetwork = hypernetwork.to(self.targets.dtype)
             lr = self._settings.server_lr
             self.optimizer = build_optimizer(self._settings, hypernetwork.parameters(), lr)
@@ -142,14 +143,14 @@ class ModelGenerator:
             lr = self._settings.embedding_lr or self._settings.server_lr
             self.optimizer.add([embedding], lr)
 
-    def _build(self, embedding_dim: int) -> Hypernetwork:
+    def _build(self, embedding_dim: int, *, spectral: bool) -> Hypernetwork:
         settings = self._settings
         return Hypernetwork(
             self.targets.shapes(),
             embedding_dim,
             settings.hidden_dim,
             settings.hidden_layers,
-            spectral=settings.spectral_norm,
+            spectral=spectral,
             bias=settings.bias,
             chunk=settings.chunk_size,
         )
@@ -161,7 +162,8 @@ class ModelGenerator:
         φ and of the moments to which an undone round returns."""
         shapes = self.targets.shapes()
         with torch.device("meta"):  # counts the weights without allocating them
-            hypernetwork = self._build(self.embedding_dim or 1)
+            # Spectral normalisation adds no weights, and takes seconds to set up.
+            hypernetwork = self._build(self.embedding_dim or 1, spectral=False)
         phi = sum(parameter.numel() for parameter in hypernetwork.parameters())
         moments = 0
         if self._settings.server_optimizer == "adam":
