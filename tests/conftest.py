@@ -27,10 +27,22 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected stays: the collector need not look at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish():
-    """The collector no longer walks modules and tests: a tenth of the tests' processor time."""
+    """The collector no longer walks modules and tests, and walks less often what tests leave: a
+    tenth of the tests' processor time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5000, 10, 10)
 
 
 @pytest.fixture(autouse=True, scope="session")
