@@ -30,9 +30,9 @@ def double(paths, queue):
 def test_another_process_reads_and_writes(files):
     values = [np.arange(300_000.0), "short"]
     assert [files.write(number, value) for number, value in enumerate(values)] == [None, None]
-    spawn = multiprocessing.get_context("spawn")
-    queue = spawn.SimpleQueue()
-    process = spawn.Process(target=double, args=(files.paths, queue))
+    forking = multiprocessing.get_context("fork")  # a new process would import torch
+    queue = forking.SimpleQueue()
+    process = forking.Process(target=double, args=(files.paths, queue))
     process.start()
     assert queue.get() == [None, None]
     process.join()

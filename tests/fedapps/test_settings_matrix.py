@@ -39,7 +39,8 @@ def written(value):
 def planned(key, value, output):
     """The configurations of the runs that the command plans."""
     argument = [f"{key}={written(value)}"]
-    small = {name: other for name, other in SMALL.items() if name not in ("method", key)}
+    small = dict(SMALL.items() - defaults().items())
+    small.pop(key, None)
     request = parse_experiment([f"{name}={written(other)}" for name, other in small.items()])
     request = request | parse_experiment(argument)
     if not request.methods:
