@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import wire_table
 from flwr.app import ArrayRecord
-from small_runs import LATE, NEEDS, WEE, answering
+from small_runs import FEW, LATE, NEEDS, WEE, answering
 
 import partitions
 from clients.core.arrays import from_record, to_record
@@ -39,9 +39,12 @@ OTHER_TASKS = [
 NEED_IMAGES = ("fedbn", "bn-adapt", "memo")
 SCORES = ("accuracy", "loss", "sem")  # ends of the keys whose values depend on labels
 EVERY = pytest.mark.parametrize("method", METHODS)
+# What the server alone decides: a method for each class of strategy and its further messages.
+_SERVERS = {(m.strategy, m.client.exchanges): name for name, m in reversed(METHODS.items())}
+EVERY_SERVER = pytest.mark.parametrize("method", sorted(_SERVERS.values()))
 SMALL = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
 # Less work on digits; other data keep the defaults.
-LESS = {"model": "mlp-small", "batch-size": 16}
+LESS = {"model": "mlp-small", "batch-size": 16} | FEW
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -226,7 +229,7 @@ def test_one_seed_gives_the_same_bits_whatever_held_out_labels_are(finished, mon
     assert all(key.endswith(SCORES) or "-f1" in key for key in changed)
 
 
-@EVERY
+@EVERY_SERVER
 def test_late_replies_are_used_or_dropped_as_the_strategy_says(method):
     """Of three training clients or more one is three times slower: its reply to round 1 is there
     by the end of round 3, or of an earlier one where a method's further messages take time."""
@@ -296,7 +299,7 @@ def test_a_bad_client_is_dropped_and_counted(method):
     assert all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
 
 
-@EVERY
+@EVERY_SERVER
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import networks_with_parts
@@ -15,8 +16,9 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.common.config import validate_config
 from PIL import Image
+from small_runs import WEE
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import fedapps
 import strategies
@@ -63,8 +65,12 @@ def train(strategy, client_app, task, rounds):
     return strategy.start(grid=over(client_app), initial_arrays=initial, num_rounds=rounds)
 
 
-def test_the_pages_first_app_learns(my_app, capsys):
-    """pFedHN with the quickstart's client, thirty rounds, as the page has it."""
+def test_the_pages_first_app_learns(my_app, capsys, monkeypatch):
+    """pFedHN with the quickstart's client, thirty rounds, as the page has it, on a third of the
+    digits."""
+    digits = my_app("task").DIGITS
+    third = SimpleNamespace(images=digits.images[:600], target=digits.target[:600])
+    monkeypatch.setattr(my_app("task"), "DIGITS", third)
     torch.manual_seed(0)
     my_app("server_app").app(over(my_app("client_app").app), context())
     got = eval(capsys.readouterr().out.strip().splitlines()[-1])
@@ -124,22 +130,28 @@ def data_of(task):
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in {*TASTES, "fedbn", "bn-adapt"}])
 def test_any_method_runs_around_a_users_network(method, my_app):
-    """Two rounds with three labeled nodes and an unlabeled one; a network without a `head`, and
-    without the batch normalisation that FedBN and BN-adapt need."""
+    """Two rounds with three labeled nodes and an unlabeled one, of 40 samples each; a network
+    without a `head`, and without the batch normalisation that FedBN and BN-adapt need."""
     task = my_app("task")
 
     def data(context):
-        loaders = data_of(task)(context)
+        loaders = [
+            DataLoader(Subset(loader.dataset, range(40)), loader.batch_size, shuffle=True)
+            for loader in data_of(task)(context)
+        ]
         if context.node_config["partition-id"] == 3:
             return torch.stack([x for x, _ in loaders[0].dataset])
         return loaders
 
     public = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    certified = {"alpha": 0.5} if method == "auto" else {}  # three clients certify no less than 1/4
+    settings = {"local_steps": 2}
+    for key, value in WEE.items():
+        section, _, name = key.partition(".")
+        if section == method and not method.startswith("pfl-"):  # their base has no hypernetwork
+            settings[name.replace("-", "_")] = value
     result, strategy = run_apps(
-        method, task.Net, data, shape=(1, 8, 8), rounds=2, public=lambda: public, local_steps=2,
-        **certified,
-    )  # fmt: skip
+        method, task.Net, data, shape=(1, 8, 8), rounds=2, public=lambda: public, **settings
+    )
     assert result.train_metrics_clientapp[2]["valid-replies"] == 3
     assert 0 <= result.evaluate_metrics_clientapp[2]["train-accuracy"] <= 1
     assert [node.novel for node in strategy.nodes] == [False] * 3 + [True]

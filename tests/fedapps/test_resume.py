@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from small_runs import NEEDS, WEE, Cut, cut_before, left
+from small_runs import FEW, NEEDS, WEE, Cut, cut_before, left
 
 from fedapps import files
 from fedapps.clientapp import app
@@ -26,12 +26,13 @@ from strategies.core.rounds import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
-SMALL |= {"model": "mlp-small", "batch-size": 16}
+SMALL |= {"model": "mlp-small", "batch-size": 16} | FEW
 TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
 ADAM = {"odpfl-hn.server-optimizer": "adam", "odpfl-hn.server-lr": 0.001}
 LATE = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34,
         "latency-slow-factor": 2.5, "round-quorum": 0.6, "fraction-train": 1.0}  # fmt: skip
-CASES: dict[str, tuple[str, dict]] = {method: (method, {}) for method in METHODS} | {
+THREE = {"rounds": 3}
+CASES: dict[str, tuple[str, dict]] = {method: (method, THREE) for method in METHODS} | {
     "fedma": ("fedma", {"fedma.new-neuron-cost": 0.1}),  # so that layers grow
     "fedembed-som": ("fedembed", {"fedembed.assignment": "som", "rounds": 3}),
     "fedembed-held": (

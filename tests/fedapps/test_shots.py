@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import NEEDS, SMALL, federate, share
+from small_runs import FEW, NEEDS, SMALL, federate, share
 from torch import nn
 
 import partitions
@@ -28,6 +28,7 @@ from fedapps.settings.variants import Variant
 
 LEARN = ["fedavg", "fedper", "fedrep", "per-fedavg", "pfedme", "ditto", "fedbabu", "tent", "local",
          "odpfl-hn", "pefll", "pfedhn", "fedprox"]  # fmt: skip
+LESS = {"num-clients": 4, "model": "mlp-small", "batch-size": 16} | FEW
 
 
 def with_labels(labels, shots, seed=0):
@@ -59,7 +60,7 @@ def test_a_share_is_cut_by_class():
 
 @pytest.mark.parametrize("method", LEARN)
 def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeypatch):
-    changes = {"method": method, "novel-shots": 2, "novel-rounds": 2, "num-clients": 4}
+    changes = LESS | {"method": method, "novel-shots": 2, "novel-rounds": 2}
     if method != "pfedhn":
         changes["novel-rounds"] = 0
     got = []
@@ -103,7 +104,7 @@ def test_labels_of_what_is_scored_change_accuracy_and_loss_alone(method, monkeyp
 @pytest.mark.parametrize("method", [n for n, e in METHODS.items() if e.client.few_shot])
 def test_all_who_can_learn_do(method):
     """No novel client fails on the way."""
-    changes = {"method": method, "num-clients": 4, "rounds": 1, "local-steps": 1}
+    changes = LESS | {"method": method, "rounds": 1, "local-steps": 1}
     changes |= {
         "novel-shots": 2,
         "novel-rounds": int(METHODS[method].client.few_shot == FewShot.ROUNDS),

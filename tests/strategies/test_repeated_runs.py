@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
-from small_runs import NEEDS, SMALL, bits
+from small_runs import FEW, NEEDS, SMALL, bits
 
 from clients.core.arrays import to_record
 from fedapps.building import strategy_of_run
@@ -16,13 +16,14 @@ from strategies.methods.fedavg import FedAvg
 from strategies.methods.pfedhn import PFedHN
 
 # A name for each of the strategies' classes: what they keep differs.
+LESS = {"num-clients": 4, "model": "mlp-small", "batch-size": 16, "evaluate-every": 2} | FEW
 BY_STRATEGY = {method.strategy: name for name, method in METHODS.items()}
 
 
 @pytest.mark.parametrize("method", sorted(BY_STRATEGY.values()))
 def test_a_second_start_gives_what_the_first_gave(method):
     """New nodes, the same record: weights and all scores agree to the last bit."""
-    config = override(SMALL, {"method": method} | NEEDS.get(method, {}))
+    config = override(SMALL, {"method": method} | LESS | NEEDS.get(method, {}))
     strategy, shared = strategy_of_run(config)
     record = to_record(shared)
     results = []

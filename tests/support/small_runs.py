@@ -48,6 +48,10 @@ WEE = {
 SMALL = defaults() | WEE
 SMALL |= {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 
+# A hundred samples for each of six clients; the other digits are a public set, which few methods
+# read.
+FEW = {"partition.public-samples": 1200}
+
 # What some methods need: their own kind of data, less work, certain layers.
 TASTES = {
     "partition": "preference",
