@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from corrupted_files import spoil
+from matplotlib.figure import Figure
 from run_folders import vouch
 from small_runs import NEEDS, SMALL
 from typer.main import get_command
@@ -170,6 +171,9 @@ def strangers(runs, tmp_path, monkeypatch):
     monkeypatch.setenv(external_code.VARIABLE, "")
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    savefig = Figure.savefig
+    # Whole figures, of few pixels.
+    monkeypatch.setattr(Figure, "savefig", lambda *args, **to: savefig(*args, **to | {"dpi": 20}))
     for source in runs:  # as they are, they are opened; libraries look around when first used
         run = tmp_path / source.name
         shutil.copytree(source, run)
