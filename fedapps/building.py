@@ -34,7 +34,7 @@ from fedapps.settings.config import Config, accepted, construct, settings
 from partitions.datasets.loading import Info
 from partitions.federations import DEFAULT_PUBLIC
 from partitions.shares import Share
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 Network = tuple[nn.Module, Arrays]  # a method's whole network and its initial arrays
 Networks = nn.Module | Mapping[str, nn.Module]  # all clients' network, or networks by name

@@ -22,7 +22,7 @@ from fedapps.common.tasks import AUTO, goodness, reported_name
 from fedapps.saved import state_bytes
 from fedapps.settings.config import Config
 from strategies.core.round_state import Stop
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 Report = Mapping[str, Any]  # a line of metrics.jsonl
 

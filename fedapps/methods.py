@@ -13,7 +13,7 @@ from fedapps.common.tasks import ALL_TASKS, CLASS_PROBABILITIES, CLASSES, not_se
 
 if TYPE_CHECKING:
     from clients.core.client import Client
-    from strategies.core.rounds import PersonalizedStrategy
+    from strategies.core.strategy import PersonalizedStrategy
 
 
 NOVEL = ("", "global", "adapted")  # what an unlabeled novel client may get
@@ -135,7 +135,7 @@ def _check_half(half: str, given: Any) -> None:
     if half == "client":
         from clients.core.client import Client as base
     else:
-        from strategies.core.rounds import PersonalizedStrategy as base
+        from strategies.core.strategy import PersonalizedStrategy as base
     if not isinstance(given, type) or not issubclass(given, base):
         raise ValueError(_wrong(half, given, f"a subclass of {base.__module__}.{base.__name__}"))
 

@@ -19,6 +19,7 @@ from clients.core.arrays import to_record
 from clients.core.client import Client
 from clients.core.criterion import Criterion, OwnLoss
 from clients.core.draws import Draws
+from clients.core.evaluation import LOGITS, PROBABILITIES, from_logits
 from clients.core.flower_fast import (
     Code,
     EvaluateIns,
@@ -28,10 +29,9 @@ from clients.core.flower_fast import (
     parameters_to_ndarrays,
 )
 from clients.core.mixed_precision import check_autocast
-from clients.core.outputs import LOGITS, PROBABILITIES, from_logits
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
-from clients.core.protocol import LOSS, METHOD, NAMES, NUM_EXAMPLES, STATISTICS, SUMS
+from clients.core.protocol import LOSS, METHOD, NUM_EXAMPLES, STATISTICS, SUMS
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import (
     adopted,
@@ -90,7 +90,7 @@ from partitions.parts import Part, packing
 from partitions.reading import Form
 from partitions.shares import Share
 from strategies.core.column_encoder import ColumnEncoder
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 Model = Callable[..., nn.Module]  # of nothing, or of a Context
 Data = Callable[[Context], Any]
@@ -495,7 +495,6 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
         """The client, the config, and the arrays' names and values."""
         client = client_fn(str(identity(context)) if by_cid else context)
         config, arrays = unpack(message.content)
-        del config[NAMES]
         return client, config, list(arrays), list(arrays.values())
 
     @app.query()

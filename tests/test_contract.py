@@ -12,7 +12,7 @@ from small_runs import FEW, LATE, NEEDS, WEE, answering
 
 import partitions
 from clients.core.arrays import from_record, to_record
-from clients.core.outputs import CRITERIA
+from clients.core.evaluation import CRITERIA
 from clients.core.protocol import StateUse
 from fedapps.building import method_model, with_public
 from fedapps.clientapp import app, make_client
@@ -22,7 +22,7 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 # Scores of an evaluation by task, the main one first.
 TASK_SCORES = {

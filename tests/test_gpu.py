@@ -6,7 +6,7 @@ import torch
 from small_runs import NEEDS, SMALL, federate, share
 from torch import nn
 
-from clients.core.optimizers import SGD, Adam
+from clients.core.sgd import SGD, Adam
 from clients.methods.pfedhn import PFedHNPCClient
 from clients.models import build_model
 from fedapps.clientapp import app

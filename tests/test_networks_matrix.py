@@ -28,7 +28,7 @@ from fedapps.engines.ray_grid import RayGrid
 from fedapps.methods import METHODS
 from fedapps.serverapp import load_client_app, run
 from fedapps.settings.config import defaults
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 KINDS = ("Norm", "Dropout", "Frozen", "Tied", "Buffers", "Everything")
 SMALL = (

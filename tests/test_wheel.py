@@ -100,8 +100,8 @@ def names_on(page):
 
 
 def test_names_on_a_page_are_those_of_its_imports_and_of_its_text():
-    page = "`strategies.core.rounds` of\n```python\nimport os\nfrom fedapps import run\n```\n"
-    assert names_on(page) == {"strategies.core.rounds", "fedapps.run"}
+    page = "`strategies.core.strategy` of\n```python\nimport os\nfrom fedapps import run\n```\n"
+    assert names_on(page) == {"strategies.core.strategy", "fedapps.run"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -20,11 +20,17 @@ from clients.core.cohort import in_cohort, run_in_cohort
 from clients.core.criterion import Criterion
 from clients.core.domain import domain_gradient
 from clients.core.draws import Draws
-from clients.core.evaluation import Choice, Streaming, by_parts, score_parts, score_samples
+from clients.core.evaluation import (
+    CRITERIA,
+    Choice,
+    Streaming,
+    by_parts,
+    score_parts,
+    score_samples,
+)
 from clients.core.flower_fast import NumPyClient
 from clients.core.layout import layout_of
 from clients.core.mixed_precision import MixedPrecision
-from clients.core.outputs import CRITERIA
 from clients.core.own_optimizer import OwnOptimizer
 from clients.core.own_scores import OwnScore
 from clients.core.protocol import (
@@ -378,9 +384,14 @@ class Client(Streaming, Configured, NumPyClient):
             self.tune(config)
         select = str(config.get(SELECTED_SCORE, ""))
         loss, labeled, metrics = score_parts(self, bool(config.get(BOUND)), select)
-        if self.also_scores_global_model and not self.share.novel:
+        if self.also_scores_global_model and not self.scored_as_novel:
             metrics |= self._score_as_novel(arrays, config, select)
         return loss, labeled, metrics
+
+    @property
+    def scored_as_novel(self) -> bool:
+        """Whether it is scored on all its data, as novel clients are, and adapts to them."""
+        return self.share.novel
 
     def _score_as_novel(self, arrays: Arrays, config: Config, select: str) -> Metrics:
         """Metrics on the validation data by the model that the client would get as a novel one."""
@@ -518,7 +529,18 @@ class Client(Streaming, Configured, NumPyClient):
         given = self._given_rates.get("lr", self.lr)
         return self.lr / given if given else 1.0
 
-    # Flower's contract
+    # Flower's contract: a client answers servers of Flower's former API. Those of this package send
+    # named arrays, for which `fedapps.node.bridge` calls `train` and `score` themselves.
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raises TypeError as `Configured` does, and for an override of `fit` or `evaluate`."""
+        super().__init_subclass__(**options)
+        for name, hook in (("fit", "train"), ("evaluate", "score")):
+            if name in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__} overrides {name!r}, which only servers of Flower's former API "
+                    f"call; override {hook!r}, with named arrays"
+                )
 
     def get_properties(self, config: Config) -> Config:
         """The client's identity, role and sample count, and whether it has no labels."""

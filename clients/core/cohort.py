@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from clients.core.criterion import Criterion
-from clients.core.optimizers import SGD
-from clients.core.sgd import sgd
+from clients.core.sgd import SGD, sgd
 from partitions.shares import Samples
 
 Settings = dict[str, Any]  # arguments of `sgd`

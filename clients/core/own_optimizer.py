@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clients.core.optimizers import SGD, Adam, AdamW, Optimizer, TorchOptimizer
+from clients.core.sgd import SGD, Adam, AdamW, Optimizer, TorchOptimizer
 
 NAMES = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 # What torch.optim has where the settings lr and weight-decay are not given.

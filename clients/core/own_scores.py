@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clients.core.outputs import in_units
+from clients.core.evaluation import in_units
 from fedapps.common import external_code
 from fedapps.common.tasks import BINARY, LABELS, VALUES, Targets, own_score_name
 

@@ -107,21 +107,3 @@ def with_names(parameters: NDArrays, config: Config, default: list[str]) -> Arra
     if len(names) != len(parameters):
         raise ValueError(f"{len(parameters)} arrays for {len(names)} names: {names}")
     return dict(zip(names, parameters, strict=True))
-
-
-def answer_exchange(
-    client: Any, action: str, arrays: Arrays, config: Config
-) -> tuple[Arrays, Metrics]:
-    """The answer of a `clients.core.client.Client` to a message of another type than "query",
-    "train" and "evaluate".
-
-    The message's type names the method that answers: `encode` answers ``query.encode``."""
-    client.begin(action, config)
-    if action == SAVE_STATE:
-        return client.state, {}
-    if action == RESTORE_STATE:
-        client.state = dict(arrays)
-        return {}, {}
-    method = getattr(client, action.partition(".")[2])
-    reply: tuple[Arrays, Metrics] = method(arrays, config)
-    return reply

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.evaluation import by_parts
-from clients.core.optimizers import Adam
 from clients.core.protocol import FewShot, StateUse
-from clients.core.sgd import clip_gradients
+from clients.core.sgd import Adam, clip_gradients
 from clients.models import build_model
 from clients.models.head import headed
 from clients.models.preference import EmbeddingNet

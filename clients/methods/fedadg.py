@@ -15,10 +15,9 @@ from torch.nn import functional as F
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
-from clients.core.optimizers import SGD
-from clients.core.outputs import label_vectors
+from clients.core.evaluation import label_vectors
 from clients.core.protocol import StateUse
-from clients.core.sgd import clip_gradients, mini_batches
+from clients.core.sgd import SGD, clip_gradients, mini_batches
 from clients.models.head import HeadedNetwork, take_head
 from fedapps.common.settings import RATE, WIDTH, setting
 from partitions.datasets.loading import Info

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from clients.core.arrays import Arrays
 from clients.core.client import Config, Metrics
 from clients.core.normalisation import entropies
-from clients.core.optimizers import Adam
+from clients.core.sgd import Adam
 from clients.methods._two_heads import TwoHeadsClient, mixed
 from clients.models.head import head_of
 from fedapps.common.settings import COUNT, RATE, SHARE, setting

@@ -24,8 +24,8 @@ from torch.func import functional_call
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
+from clients.core.evaluation import predicted
 from clients.core.normalisation import batch_statistics, entropy, with_statistics
-from clients.core.outputs import predicted
 from clients.methods._divergence import KL_DIRECTION, divergence
 from clients.models.adaptable import Adaptable, Adaptation
 from fedapps.common.seeds import drawing, seed_of

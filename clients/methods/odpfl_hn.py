@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
-from clients.core.optimizers import SGD
 from clients.core.privacy import DP_GENERATOR, generator, noised
 from clients.core.protocol import StateUse, round_of
-from clients.core.sgd import clip_gradients, train_only
+from clients.core.sgd import SGD, clip_gradients, train_only
 from clients.models.encoders import ENCODERS, Described
 from fedapps.common.errors import Refusal
 from fedapps.common.memory_limits import num_parts

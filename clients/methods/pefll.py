@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clients.core.arrays import Arrays
 from clients.core.client import Config
-from clients.core.outputs import label_vectors
+from clients.core.evaluation import label_vectors
 from clients.core.protocol import FewShot, StateUse
 from clients.methods.odpfl_hn import ODPFLHNClient
 from clients.models.head import head_of

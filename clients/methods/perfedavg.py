@@ -12,8 +12,7 @@ from torch.func import functional_call
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
-from clients.core.optimizers import SGD
-from clients.core.sgd import clip_gradients
+from clients.core.sgd import SGD, clip_gradients
 from fedapps.common.settings import POSITIVE, RATE, setting
 
 Batch = tuple[Tensor, Tensor]

@@ -6,7 +6,6 @@ last linear layer, on the client. Departs from the authors' code, in which the c
 persists over rounds and heads start from different weights."""
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,15 +57,11 @@ class PFedHNClient(Client):
         with torch.no_grad():
             return int(self.model.eval()(x).shape[1])
 
-    def score(self, arrays: Arrays, config: Config) -> tuple[float, int, Metrics]:
-        """As every client; a novel client that trains is scored on validation and test samples."""
-        share = self.share
-        try:
-            held_out = self.novel_rounds and not share.shots
-            self.share = replace(share, novel=share.novel and not held_out)
-            return super().score(arrays, config)
-        finally:
-            self.share = share
+    @property
+    def scored_as_novel(self) -> bool:
+        """Not a novel client that trains: it is scored on validation and test samples."""
+        trains = self.novel_rounds > 0 and not self.share.shots
+        return self.share.novel and not trains
 
 
 class PFedHNPCClient(PFedHNClient):

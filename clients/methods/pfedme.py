@@ -12,9 +12,8 @@ from torch import Tensor
 
 from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy
 from clients.core.client import Client, Config, Metrics
-from clients.core.optimizers import SGD
 from clients.core.protocol import StateUse
-from clients.core.sgd import clip_gradients, mini_batches
+from clients.core.sgd import SGD, clip_gradients, mini_batches
 from fedapps.common.settings import POSITIVE, POSITIVE_INT, setting
 
 HEAD = "head."  # prefix of the head's arrays

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, model_arrays, prefixed
 from clients.core.client import Client, Config, Metrics
-from clients.core.outputs import further_scores, main_of, value_sums
+from clients.core.evaluation import further_scores, main_of, value_sums
 from clients.core.protocol import DOMAIN, VALUE_SUMS, FewShot, StateUse
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting

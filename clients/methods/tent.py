@@ -21,7 +21,7 @@ from clients.core.normalisation import (
     normalisation,
     with_statistics,
 )
-from clients.core.optimizers import SGD
+from clients.core.sgd import SGD
 from fedapps.common.settings import COUNT, NONNEGATIVE, RATE, setting
 from fedapps.common.tasks import CLASS_PROBABILITIES
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clients.core.optimizers import TorchOptimizer
+from clients.core.sgd import TorchOptimizer
 from clients.models.foreign import OPTIMIZERS, STEP, as_given, defines
 from clients.models.head import with_head
 from fedapps.common.once import say_once

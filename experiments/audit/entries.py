@@ -47,7 +47,7 @@ from fedapps.serverapp import run
 from fedapps.settings.config import Config, construct, defaults, override
 from strategies.core.accountant import local_epsilon
 from strategies.core.privacy import Privacy
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 WITHOUT, PRESENT = WORLDS = (0, 1)
 USER = 2  # node of the attacked user in a run; that of the bystander is 1

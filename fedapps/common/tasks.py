@@ -1,6 +1,6 @@
 """Tasks: what labels mean, how many outputs a network has for them, and which scores count.
 
-The table needs no torch. `clients.core.outputs` has the losses, the predictions and the scores."""
+The table needs no torch. `clients.core.evaluation` has losses, predictions and scores."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -23,14 +23,13 @@ from clients.core.protocol import (
     DOMAIN,
     LOSS,
     METHOD,
-    NAMES,
     NUM_EXAMPLES,
     RESTORE_STATE,
     RUN_TOKEN,
     SAVE_STATE,
     SECONDS,
     START_ERROR,
-    answer_exchange,
+    Metrics,
 )
 from fedapps.common.errors import brief, described
 from fedapps.files import locked, write_arrays
@@ -113,18 +112,15 @@ def _reply_of(
     records: dict[str, Any]
     if action == "query":
         records = _query(client, context, config)
-    elif action == "train":
-        records = _train(client, arrays, config)
-    elif action == "evaluate":
-        records = _evaluate(client, arrays, config)
     else:
-        _check_exchange(client, action, context, method)
-        named, metrics = answer_exchange(client, action, arrays, config)
-        num_examples = len(client.share.train)
-        records = {
-            "arrays": to_record(named),
-            "metrics": to_metrics({NUM_EXAMPLES: num_examples, **metrics}),
-        }
+        client.begin(action, config)
+        if action == "train":
+            records = _train(client, arrays, config)
+        elif action == "evaluate":
+            records = _evaluate(client, arrays, config)
+        else:
+            _check_exchange(client, action, context, method)
+            records = _exchange(client, action, arrays, config)
     must_store = action in client.saves_state_after
     if must_store or action.startswith("train"):
         _store_state(context, method, client, token, must=must_store)
@@ -141,12 +137,9 @@ def _query(client: Client, context: Context, config: dict[str, Any]) -> dict[str
 
 def _train(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[str, Any]:
     """The records of a reply to ``train``: named arrays, sample count and metrics."""
-    # `fit` returns a list of arrays, as Flower's NumPyClient does; their names are in the metrics.
-    values, num_examples, metrics = client.fit(list(arrays.values()), config)
-    names = [name for name in metrics.pop(NAMES).split("\n") if name]
-    named = dict(zip(names, values, strict=True))
+    trained, num_examples, metrics = client.train(arrays, config)
     return {
-        "arrays": to_record(named),
+        "arrays": to_record(trained),
         "metrics": to_metrics({NUM_EXAMPLES: num_examples, **metrics}),
     }
 
@@ -155,12 +148,32 @@ def _evaluate(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[st
     """The record of a reply to ``evaluate``: sample count, loss and metrics. Without a labeled
     sample there is no loss."""
     started = time.monotonic()
-    loss, num_examples, metrics = client.evaluate(list(arrays.values()), config)
+    loss, num_examples, metrics = client.score(arrays, config)
     metrics[SECONDS] = time.monotonic() - started
     scores: dict[str, float] = {NUM_EXAMPLES: num_examples}
     if num_examples:
         scores[LOSS] = loss
     return {"metrics": to_metrics(scores | metrics)}
+
+
+def _exchange(
+    client: Client, action: str, arrays: Arrays, config: dict[str, Any]
+) -> dict[str, Any]:
+    """The records of a reply to a further message. Its type names the client's method that answers:
+    `encode` answers ``query.encode``."""
+    answer: Arrays = {}
+    metrics: Metrics = {}
+    if action == SAVE_STATE:
+        answer = client.state
+    elif action == RESTORE_STATE:
+        client.state = dict(arrays)
+    else:
+        method = getattr(client, action.partition(".")[2])
+        answer, metrics = method(arrays, config)
+    return {
+        "arrays": to_record(answer),
+        "metrics": to_metrics({NUM_EXAMPLES: len(client.share.train), **metrics}),
+    }
 
 
 def _check_exchange(client: Client, action: str, context: Context, method: str) -> None:
@@ -215,7 +228,7 @@ def raises_errors(context: Context) -> bool:
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
-    """The message's config, with the arrays' names, and its named arrays, which are read-only."""
+    """The message's config, and its named arrays, which are read-only."""
     config: dict[str, Any] = {}
     arrays: Arrays = {}
     for record in content.values():
@@ -223,7 +236,7 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
             arrays |= from_record(record, copy=False)
         elif isinstance(record, ConfigRecord):
             config.update(record.items())
-    return config | {NAMES: "\n".join(arrays)}, arrays
+    return config, arrays
 
 
 def _state_file(context: Context, method: str) -> Path | None:

@@ -40,7 +40,7 @@ from fedapps.saved import CHECKPOINTS, CLIENTS, DIGESTS, SUMMARY, State, state_b
 from fedapps.settings.config import Config
 from strategies.core.evaluation import MAIN_SCORES
 from strategies.core.replies import Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 log = logging.getLogger("flwr")
 # Templates of the training clients' metric that decides the round which a group reports; the first

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, load_into_model, model_arrays
 from clients.core.client import Client
-from clients.core.evaluation import Choice
+from clients.core.evaluation import Choice, further_scores, main_of, predicted
 from clients.core.normalisation import entropy
-from clients.core.outputs import further_scores, main_of, predicted
 from fedapps.common import external_code
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES
 from fedapps.console import spreadsheet_cell

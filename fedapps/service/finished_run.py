@@ -29,7 +29,7 @@ from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, override, settings
 from fedapps.settings.saved_configurations import saved_configuration
 from strategies.core.replies import Node
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 NEW_CLIENT = 2**32  # partition id that no client of the run has
 WAIT_SECONDS = 5.0  # for the first node, each time that the nodes are polled

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.core.outputs import in_units
+from clients.core.evaluation import in_units
 from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card

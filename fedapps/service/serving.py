@@ -15,7 +15,7 @@ from fedapps.service.finished_run import FinishedRun, hand_out, restore_strategy
 from fedapps.settings.config import Config
 from strategies.core.replies import Node
 from strategies.core.roster import NoClientStartsError
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 LINE = "served by fedapps:"  # start of the log lines that `fedapps serve` prints
 

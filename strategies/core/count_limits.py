@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clients.core.arrays import Arrays
-from strategies.core.limits import (
+from strategies.core.checks_and_limits import (
     MIN_REPLIES_FOR_NORMS,
     MIN_REPLIES_FOR_QUARTILE,
     lower_quantile,

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from clients.core.arrays import Arrays
-from clients.core.optimizers import Adam
 from clients.core.protocol import DOMAIN, INPUT_SIZE, SIDE
+from clients.core.sgd import Adam
 from strategies.core.replies import most_common
 from strategies.core.round_state import Request
 
-Exchanges = Callable[..., list[Callable[[], list[Any]]]]  # `StrategyBase.exchanges`
+Exchanges = Callable[..., list[Callable[[], list[Any]]]]  # `PersonalizedStrategy.exchanges`
 Nodes = Sequence[Any]
 
 STEPS = 40

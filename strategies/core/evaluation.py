@@ -5,15 +5,15 @@ number of users. Users send their sub-population and their counts of (label, pre
 experiments alone: a served run evaluates nobody."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from logging import WARNING
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
-from clients.core.outputs import determination
+from clients.core.evaluation import determination
 from clients.core.protocol import (
     COUNTS,
     FEW_SAMPLES,
@@ -26,8 +26,10 @@ from clients.core.protocol import (
 from fedapps.common.tasks import TASKS, reported_name
 from partitions.shares import SUB_POPULATION
 from strategies.core.domain_distances import a_distances
-from strategies.core.replies import Update
-from strategies.core.strategy import StrategyBase
+from strategies.core.messages import Messenger
+from strategies.core.nodes import Nodes
+from strategies.core.replies import Node, Update
+from strategies.core.round_state import Request
 
 # Label and prediction of the four counts: TN, FP, FN, TP.
 LABELS = [0, 0, 1, 1]
@@ -42,10 +44,33 @@ MAIN_SCORES = {task.main.name for task in TASKS.values()}
 TRIMMED = 0.1  # share of clients at each end that `trimmed` leaves out
 
 
+class EvaluatingStrategy(Protocol):
+    """The part of a strategy that `Evaluation` reads."""
+
+    messenger: Messenger
+    nodes: MutableSequence[Node]
+    weighted_by_key: str
+    evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    average_over: str
+    selection_metric: str
+    selection_mean: str
+    report_generalization_bound: bool
+
+    @property
+    def round(self) -> int:
+        """The number of the present round."""
+
+    def training_nodes(self) -> Nodes:
+        """The training nodes that are present."""
+
+    def exchanges(self, *requests: Request) -> list[Callable[[], list[Update]]]:
+        """Send several requests together; see `PersonalizedStrategy`."""
+
+
 class Evaluation:
     """Makes the metrics of a strategy's evaluations."""
 
-    def __init__(self, strategy: StrategyBase) -> None:
+    def __init__(self, strategy: EvaluatingStrategy) -> None:
         self._strategy = strategy
         self._half_distance: float | None = None  # computed once: inputs do not change
         self._warned_of_selection = False

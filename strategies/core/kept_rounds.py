@@ -30,7 +30,7 @@ class Training(Protocol):
     num_rounds: int
 
     def state(self) -> dict[str, Any]:
-        """The run's state; see `StrategyBase`."""
+        """The run's state; see `PersonalizedStrategy`."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""

@@ -26,8 +26,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from clients.core.arrays import Arrays, as_type
+from strategies.core.checks_and_limits import Change
 from strategies.core.latency import Latency
-from strategies.core.limits import Change
 from strategies.core.messages import Messenger, RunningStrategy, Sent
 from strategies.core.replies import Node, Update
 
@@ -62,16 +62,16 @@ class LateStrategy(RunningStrategy, Protocol):
     min_valid_replies: int
 
     def expected_replies(self) -> dict[Node, Arrays]:
-        """For each node the arrays that its reply must be like; see `StrategyBase`."""
+        """For each node the arrays that its reply must be like; see `PersonalizedStrategy`."""
 
     def baselines(self) -> dict[Node, Arrays]:
-        """For each node the arrays that its change is measured from; see `StrategyBase`."""
+        """For each node the arrays that its change is measured from; see `PersonalizedStrategy`."""
 
     def late_starts(self, sent: Mapping[Node, Arrays]) -> dict[Node, Arrays]:
-        """The present arrays in place of those that were sent; see `StrategyBase`."""
+        """The present arrays in place of those that were sent; see `PersonalizedStrategy`."""
 
     def rebased(self, arrays: Arrays, sent: Arrays, start: Arrays, weight: float) -> Arrays:
-        """A late reply's arrays as those of a reply to `start`; see `StrategyBase`."""
+        """A late reply's arrays as those of a reply to `start`; see `PersonalizedStrategy`."""
 
 
 class LateReplies:

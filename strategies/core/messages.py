@@ -16,17 +16,17 @@ from flwr.serverapp import Grid
 from clients.core.arrays import Arrays, filled, num_bytes, to_record
 from clients.core.protocol import NUM_EXAMPLES, SAVE_STATE
 from fedapps.common.errors import bounded, brief, cause_of
-from strategies.core.limits import (
+from strategies.core.checks_and_limits import (
     MIN_REPLIES_FOR_NORMS,
     SEPARATE,
     Change,
     NormHistory,
     bound_numbers,
+    read_reply,
     usual_count,
 )
 from strategies.core.privacy import Privacy
 from strategies.core.replies import NOT_FINITE, Node, Requirement, Update
-from strategies.core.reply_checks import read_reply
 from strategies.core.round_state import Request, Round
 
 Sent = list[tuple[Message, Node]]
@@ -220,7 +220,7 @@ class Messenger:
         return change
 
     def limited(self, kind: str, changes: list[Change]) -> list[Update]:
-        """The updates of plausible size, within the limits of `strategies.core.limits`.
+        """The updates of plausible size, within the limits of `strategies.core.checks_and_limits`.
 
         `changes` are sorted by client, so that sums are the same on every engine."""
         strategy = self._strategy

@@ -18,10 +18,11 @@ class Stop(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One message to each of several nodes, for `StrategyBase.exchanges`.
+    """One message to each of several nodes, for `PersonalizedStrategy.exchanges`.
 
     `action` is Flower's message type, such as "query.encode". `payloads` are each node's arrays.
-    `config` is added to the config of every message. `like` is that of `StrategyBase.exchange`."""
+    `config` is added to the config of every message. `like` is that of
+    `PersonalizedStrategy.exchange`."""
 
     action: str
     payloads: Mapping[Node, Arrays]
@@ -30,7 +31,7 @@ class Request:
 
 
 class PersonalizationCost(NamedTuple):
-    """The mean cost of `StrategyBase.personalize` for one node, on the server."""
+    """The mean cost of `PersonalizedStrategy.personalize` for one node, on the server."""
 
     seconds: float = 0.0
     bytes_down: float = 0.0

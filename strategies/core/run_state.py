@@ -1,17 +1,43 @@
-"""The state of a run: copies of the server's state, arrays from Flower, clients' states."""
+"""The state of a run: copies of the server's state, and clients' states."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Protocol
 
-from flwr.app import ArrayRecord
-
-from clients.core.arrays import Arrays, from_record, unclear_statistics
+from clients.core.arrays import Arrays, unclear_statistics
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
-from strategies.core.replies import Node
-from strategies.core.strategy import StrategyBase
+from strategies.core.privacy import Privacy
+from strategies.core.replies import Node, Update
+from strategies.core.round_state import Round
 
 STATE_BATCH = 100  # clients whose states travel in one exchange
+
+
+class StatefulStrategy(Protocol):
+    """The part of a strategy that its state is read from and written to."""
+
+    in_place: bool
+    nodes: MutableSequence[Node]
+    published_models: Arrays
+    privacy: Privacy | None
+    now: Round
+    undone_rounds: int
+
+    @property
+    def round(self) -> int:
+        """The number of the present round."""
+
+    def exchange(self, action: str, payloads: Mapping[Node, Arrays]) -> list[Update]:
+        """Send one more message to each node, and return the valid replies."""
+
+    def state(self) -> dict[str, Any]:
+        """The run's state."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+
+    def forget(self) -> None:
+        """Drop what `restore` rebuilds from the arrays."""
 
 
 def copy_containers(state: Any) -> Any:
@@ -51,70 +77,7 @@ def check_names(arrays: Arrays, strategy: str, other_way: str = "") -> None:
         )
 
 
-class InitialArraysTracker:
-    """The arrays that Flower's loop passes to a strategy: the strategy's own, or a wrapper's."""
-
-    def __init__(self, strategy: StrategyBase) -> None:
-        self._strategy = strategy
-        self._accepted: ArrayRecord | None = None  # the last accepted record
-
-    def check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
-        """Raise ValueError unless a wrapper can protect the strategy.
-
-        A wrapper clips arrays and adds noise by their position in its `record`. So clients must get
-        and return arrays of the same names, order and shapes."""
-        strategy = self._strategy
-        name = type(strategy).__name__
-        if strategy.keeps_arrays:
-            why = "its arrays stay on the server, where no wrapper can add noise to them"
-        elif strategy.requires is not None and strategy.requires.exchanges:
-            why = f"its clients {strategy.requires.behaviour}, which no wrapper clips"
-        elif not self._are_like(record, payloads):
-            why = "its clients do not get and return the very arrays that a wrapper clips"
-        else:
-            return
-        raise ValueError(
-            f"{name} cannot run inside another strategy, such as Flower's privacy wrappers: {why}. "
-            f"Call {name}.start itself; for its own privacy see docs/concepts/privacy.md"
-        )
-
-    def _are_like(self, record: ArrayRecord, payloads: Collection[Arrays]) -> bool:
-        """Whether payloads and expected replies have the names, order and shapes of the record."""
-        needed = [(name, tuple(array.shape)) for name, array in record.items()]
-        for sent in payloads:
-            for arrays in (sent, self._strategy.expected(sent) or {}):
-                if [(name, array.shape) for name, array in arrays.items()] != needed:
-                    return False
-        return True
-
-    def accept(self, record: ArrayRecord) -> None:
-        """Take over the arrays that Flower passes, unless the strategy itself returned them.
-
-        The first arrays of a run initialize the strategy, which then loads its former state. Later
-        arrays are those that a wrapper changed: they replace the strategy's, and all other state is
-        kept. Raises ValueError as `initialize`, `load_state` and `check_names` do."""
-        strategy = self._strategy
-        messenger = strategy.messenger
-        if record is self._accepted or record is messenger.record:
-            return
-        arrays = from_record(record)
-        if not strategy.runs_own_loop and self._accepted is not None:
-            state = copy_containers(strategy.state()) | {"handout": strategy.published_models}
-            strategy.load_state(state | {"arrays": arrays})
-            self._accepted = record
-            messenger.record = None
-            return
-        if strategy.treats_statistics_apart:
-            check_names(arrays, type(strategy).__name__)
-        strategy.arrays = strategy.initialize(arrays)
-        if strategy.former is not None:
-            strategy.load_state(own_copy(strategy.former, in_place=strategy.in_place))
-            strategy.former = None
-        self._accepted = record
-        messenger.record = record if strategy.arrays is arrays else None
-
-
-def client_states(strategy: StrategyBase) -> Iterator[tuple[int, Arrays]]:
+def client_states(strategy: StatefulStrategy) -> Iterator[tuple[int, Arrays]]:
     """The states of a simulation's clients, by client id. A real node does not reveal its state.
 
     Raises RuntimeError if a client does not answer."""
@@ -127,7 +90,7 @@ def client_states(strategy: StrategyBase) -> Iterator[tuple[int, Arrays]]:
                 yield update.node.client, update.arrays
 
 
-def return_client_states(strategy: StrategyBase, states: dict[int, Arrays]) -> None:
+def return_client_states(strategy: StatefulStrategy, states: dict[int, Arrays]) -> None:
     """Send present clients their states of the former run, and remove these from `states`."""
     if not states:
         return

@@ -1,37 +1,77 @@
-"""What a method overrides and what it may call: the file to read before writing a method.
+"""The Flower strategy that every method starts from: construct it, call `start` in a ServerApp.
 
 A method overrides one or two of `initialize`, `personalize`, `broadcast` and `aggregate`. With
-`exchange` it sends its clients further messages within a round. `strategies.core.rounds` calls the
-hooks.
+`exchange` it sends its clients further messages within a round. A run calls, in this order:
+
+1. `start` (or a wrapper, such as Flower's privacy wrappers) runs the rounds.
+2. `configure_train` updates the roster and calls `sample` and `broadcast`.
+3. `aggregate_train` checks the replies against `expected` and `baseline_arrays`, and calls
+   `to_server_names`, `aggregate` and `report`.
+4. `configure_evaluate` calls `personalize`, every `evaluate_every` rounds.
+5. `aggregate_evaluate` computes the metrics and ends the round.
+
+The class has what a method states, the settings, what a method overrides, what it may call, the
+run, its training, its evaluation and its checkpoint, one after the other.
 
 `Arrays` are numpy arrays by name, as of a network's ``state_dict``. Names with "/" belong to a
-group, such as "control/conv1.weight"; names without are the model's."""
+group, such as "control/conv1.weight"; names without are the model's.
+
+The other files of this folder have one subject each: the roster of nodes (`roster`), messages
+(`messages`), checks and limits of replies (`checks_and_limits`), metrics (`evaluation`), saved
+state (`run_state`), rounds that are undone (`undone_rounds`) and privacy (`privacy`)."""
 
 import math
 import re
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+import time
+from collections import Counter
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableSequence,
+    Sequence,
+)
+from contextlib import suppress
 from itertools import islice
+from logging import INFO, WARNING
 from typing import Any, ClassVar
 from uuid import uuid4
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
-from clients.core.arrays import Arrays
-from clients.core.optimizers import Optimizer
+from clients.core.arrays import Arrays, from_record, num_bytes, settled, to_record
+from clients.core.privacy import EVERYTHING
 from clients.core.protocol import (
+    BOUND,
     LR_FACTOR,
     NUM_EXAMPLES,
     RUN_TOKEN,
+    SECONDS,
     SELECT,
+    SELECTED_SCORE,
     SERVER_ROUND,
     lr_factor,
 )
+from clients.core.sgd import Optimizer
 from fedapps.common.seeds import SEED, seed_of
-from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, SECONDS, Configured, setting
+from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, setting
+from fedapps.common.settings import SECONDS as POSITIVE_SECONDS
+from fedapps.common.tasks import AUTO
 from strategies.core.column_encoder import ColumnEncoder
+from strategies.core.evaluation import (
+    MAIN_SCORES,
+    Evaluation,
+    foreign_means,
+    losses,
+    records,
+    train_means,
+)
 from strategies.core.kept_rounds import KeptRounds
 from strategies.core.late_replies import LateReplies, rebased
 from strategies.core.latency import Latency
@@ -39,23 +79,61 @@ from strategies.core.messages import Messenger
 from strategies.core.nodes import Nodes, as_nodes
 from strategies.core.privacy import Privacy
 from strategies.core.repeated_runs import Construction, Rebuilding
-from strategies.core.replies import Node, Requirement, Update
+from strategies.core.replies import LACKS, NOT_FINITE, Node, Requirement, Update
 from strategies.core.roster import Roster
-from strategies.core.round_state import Request, Round
+from strategies.core.round_state import PersonalizationCost, Request, Round, Stop
+from strategies.core.run_state import (
+    check_names,
+    client_states,
+    copy_containers,
+    own_copy,
+    return_client_states,
+)
+from strategies.core.undone_rounds import model_is_finite, snapshot, undo_round
+
+__all__ = ["PersonalizedStrategy", "Stop"]
 
 # Aggregates the metrics of several replies; the text is the name of the metric that weighs them. As
 # `train_metrics_aggr_fn` of Flower's FedAvg.
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
-
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 SCORE_NAME = re.compile(r"-?[A-Za-z][\w.+-]{0,60}")
 
 
-class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
-    """A strategy's settings, state and hooks.
+class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
+    """Rounds of training on sampled training clients; evaluation on training and novel clients.
 
-    `strategies.core.rounds.PersonalizedStrategy` makes a Flower strategy of it, and documents the
-    constructor's arguments. Methods derive from that class."""
+    Construct it with its settings and those of the method, as keywords, and with these:
+
+    - `wait`: seconds that a run waits for `min_available_nodes`.
+    - `on_round`: called with each round's report; it may raise `Stop`.
+    - `on_failure`: called with a text for each new cause of a dropped reply.
+    - `privacy`: protects updates before they are aggregated.
+    - `latency`: the seconds of simulated clients, for a clock without waiting.
+    - `kept_rounds`: rounds of a training that the run shares with others.
+    - `column_encoder`: asks training clients once for sums over their columns, by which all clients
+      scale and encode their inputs.
+    - `former`: the `state` of an earlier run, or just its "arrays". The run continues after the
+      round of that state; with 0 rounds it only evaluates.
+    - `client_states`: the states of that run's clients, by client id; they are sent back.
+    - `saved_rounds`: the number of rounds that `former` was trained for, if its state holds none.
+    - `only_model`: limit the roster to clients whose network has this name.
+    - `ask`: False asks no node for its identity.
+    - `lenient`: accept clients that lack what the strategy `requires`, and log what it computes
+      with them.
+    - `min_train_nodes`, `min_evaluate_nodes`, `weighted_by_key`, `arrayrecord_key`,
+      `configrecord_key`, `train_metrics_aggr_fn`, `evaluate_metrics_aggr_fn`: as in Flower's
+      FedAvg. Both functions aggregate the metrics of foreign clients alone.
+
+    Without `evaluate_every` every round is evaluated, as in Flower's strategies. After r rounds,
+    `saved_rounds` included, all learning rates on clients and server are multiplied by
+    `lr_decay` ** (r / `lr_decay_rounds`).
+
+    A reply is dropped, counted and logged if it is an error, lacks or invents names, has wrong
+    shapes or dtypes, is not finite, or is extremely far from what was sent.
+
+    Raises ValueError for settings out of range, RuntimeError when a run cannot continue."""
 
     # Former names of attributes and hooks; a method that still uses one gets a warning.
     renamed: ClassVar[Mapping[str, str]] = {
@@ -194,7 +272,9 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         beside="lr-decay!=1.0",
     )
     start_timeout = setting(
-        3600.0, "seconds to wait for a client's first reply, for which it loads its data", SECONDS
+        3600.0,
+        "seconds to wait for a client's first reply, for which it loads its data",
+        POSITIVE_SECONDS,
     )
     seed = SEED
 
@@ -282,6 +362,8 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             requires_too=None if column_encoder is None else column_encoder.requires,
             strategy=type(self).__name__,
         )
+        self._evaluation = Evaluation(self)
+        self._accepted: ArrayRecord | None = None  # the last record that Flower passed
 
     @property
     def round(self) -> int:
@@ -422,66 +504,6 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
         """The server's optimizers, whose state a checkpoint holds. Always in the same order."""
         return []
 
-    # What a checkpoint holds
-
-    def state(self) -> dict[str, Any]:
-        """The run's state: nested dicts, lists and sets of arrays, numbers and texts."""
-        state = {
-            "round": self.round,
-            "undone-rounds": self.undone_rounds,
-            "arrays": self.arrays,
-            "kept": {name: getattr(self, name) for name in self.persistent_attributes},
-            "optimizers": [optimizer.state() for optimizer in self.optimizers()],
-            "sizes": self.messenger.sizes.state(),
-            "privacy": self.privacy.state() if self.privacy else {},
-            "token": self.token,
-            "late": self.late.state(),
-        }
-        if self.column_encoder is not None:
-            state["column-encoder"] = self.column_encoder.state()
-        return state
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`, after `initialize`; of a saved model only "arrays" are needed.
-
-        Raises ValueError if it is the state of another network."""
-        self.arrays = self.restore(self.arrays, state["arrays"])
-        self.published_models = state.get("handout", {})
-        self.token = state.get("token", self.token)
-        if "column-encoder" in state:
-            if self.column_encoder is None:
-                raise ValueError(
-                    "the saved run scales inputs by the training clients' statistics; set "
-                    "standardize='training-clients' in server_app and client_app"
-                )
-            self.column_encoder.load_state(state["column-encoder"])
-        for name, value in state.get("kept", {}).items():
-            setattr(self, name, value)
-        if "round" in state:
-            self.now.number = state["round"]
-            # Checkpoints of earlier releases have no such entry.
-            self.undone_rounds = state.get("undone-rounds", 0)
-            for optimizer, saved in zip(self.optimizers(), state["optimizers"], strict=True):
-                optimizer.load_state(saved)
-            self.messenger.sizes.load_state(state["sizes"])
-            self.late.load_state(state.get("late", {}))
-            if self.privacy is not None:
-                self.privacy.restore(state["privacy"])
-
-    def expected_replies(self) -> dict[Node, Arrays]:
-        """What `expected` says of each node's train message in the present round."""
-        like: dict[Node, Arrays] = {}
-        for node, sent in self.now.payloads.items():
-            expected = self.expected(sent)
-            if expected is not None:
-                like[node] = expected
-        return like
-
-    def baselines(self) -> dict[Node, Arrays]:
-        """What `baseline_arrays` says of each node's train message in the present round."""
-        payloads = self.now.payloads
-        return {node: self.baseline_arrays(sent) for node, sent in payloads.items()}
-
     # What a method calls
 
     def exchange(
@@ -558,6 +580,614 @@ class StrategyBase(Configured, Strategy, metaclass=Rebuilding):
             least_of_role = math.ceil(least * len(of_role) / max(len(nodes), 1))
             chosen += [of_role[i] for i in order[: max(count, least_of_role)]]
         return sorted(chosen)
+
+    # A run
+
+    def summary(self) -> None:
+        """Flower's hook to log the settings; nothing is logged, the configuration has them."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Run the rounds up to `num_rounds`; the result holds the server's final arrays.
+
+        `timeout` is in seconds, for each exchange of messages. `train_config` is also part of
+        queries, of further exchanges and, unless `evaluate_config` is given, of evaluations.
+        `evaluate_fn` gets the round's number and `global_model`, after each round.
+
+        Raises ValueError for an `evaluate_fn` where there is no global model, RuntimeError when
+        the run cannot continue."""
+        if evaluate_fn is not None and (self.keeps_arrays or not self.holds_model):
+            raise ValueError(
+                f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
+                "client has its own; leave it out and read the clients' evaluations"
+            )
+        if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
+            self._check_own_rounds()
+        self.construction.begin(self)
+        self.grid = grid
+        self.num_rounds = num_rounds
+        self.timeout = timeout
+        self.common_config = dict(train_config or {})
+        training = ConfigRecord(self.common_config)
+        self.runs_own_loop = True
+        try:
+            return self._run(initial_arrays, training, evaluate_config or training, evaluate_fn)
+        finally:
+            self.runs_own_loop = False
+            self.construction.end(self)
+
+    def _run(
+        self,
+        arrays: ArrayRecord,
+        training: ConfigRecord,
+        evaluation: ConfigRecord,
+        evaluate_fn: Evaluate | None,
+    ) -> Result:
+        """The remaining rounds, or one evaluation if `num_rounds` is 0."""
+        result = Result()
+        num_rounds = self.num_rounds  # as given: a run that stops early lowers the attribute
+        self.now = Round()
+        self._accept(arrays)  # loads the former state, with its round
+        done = self.round
+        if not done:
+            self._evaluate_centrally(0, evaluate_fn, result)
+        try:
+            for number in range(done + 1, num_rounds + 1):
+                log(INFO, "[ROUND %s/%s]", number, num_rounds)
+                arrays, metrics = self._train_or_take(number, arrays, training)
+                if metrics is not None:
+                    result.train_metrics_clientapp[number] = metrics
+                self._evaluate(number, arrays, evaluation, result)
+                self._evaluate_centrally(number, evaluate_fn, result)
+        except Stop as stop:
+            log(INFO, "training ends after round %s: %s", self.round, stop)
+            if not self.now.evaluated:
+                self.num_rounds = self.round  # a last round is always evaluated
+                with suppress(Stop):  # `on_round` may raise it again
+                    self._evaluate(self.round, arrays, evaluation, result)
+        if not num_rounds:
+            self.now = Round(0, report={"round": 0})
+            self._evaluate(0, arrays, evaluation, result)
+        self._stop_on_undone()
+        result.arrays = to_record(self.arrays)
+        return result
+
+    def _train_or_take(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        """Train a round, unless `kept_rounds` has it. Returns the arrays and the metrics."""
+        kept = self.kept_rounds
+        if kept is not None:
+            if not self.nodes:  # the run begins
+                self.present()
+                self.check_training_clients(len(self.training_nodes()))
+            metrics = kept.take(self, number)
+            if metrics is not None:
+                if self.now.has_state:
+                    arrays = to_record(self.arrays)
+                    self.messenger.record = arrays
+                return arrays, metrics
+        replies = self._train(self.configure_train(number, arrays, config, self.grid))
+        aggregated, metrics = self.aggregate_train(number, replies)
+        if aggregated is not None:
+            arrays = aggregated
+        if kept is not None:
+            kept.keep(self, metrics)
+        return arrays, metrics
+
+    def open(self, grid: Grid, initial_arrays: ArrayRecord, config: Mapping[str, Any]) -> None:
+        """Load the `former` state without any round, to serve the nodes of the grid.
+
+        Afterwards `personalize` and `exchange` can be called; their messages hold `config`."""
+        self.construction.begin(self)
+        self.grid = grid
+        self.common_config = dict(config)
+        self._accept(initial_arrays)
+
+    def _accept(self, record: ArrayRecord) -> None:
+        """Take over the arrays that Flower's loop passes, unless the strategy itself returned them.
+
+        The first arrays of a run initialize the strategy, which then loads its former state. Later
+        arrays are those that a wrapper changed: they replace the strategy's, and all other state is
+        kept. Raises ValueError as `initialize`, `load_state` and `check_names` do."""
+        if record is self._accepted or record is self.messenger.record:
+            return
+        arrays = from_record(record)
+        if not self.runs_own_loop and self._accepted is not None:
+            state = copy_containers(self.state()) | {"handout": self.published_models}
+            self.load_state(state | {"arrays": arrays})
+            self._accepted = record
+            self.messenger.record = None
+            return
+        if self.treats_statistics_apart:
+            check_names(arrays, type(self).__name__)
+        self.arrays = self.initialize(arrays)
+        if self.former is not None:
+            self.load_state(own_copy(self.former, in_place=self.in_place))
+            self.former = None
+        self._accepted = record
+        self.messenger.record = record if self.arrays is arrays else None
+
+    def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
+        return self.grid.send_and_receive(messages, timeout=self.timeout)
+
+    def _train(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """The replies to train messages, one by one as they arrive if the grid can do so.
+
+        Together they are as large as all clients' models."""
+        # An `aggregate_train` of a subclass may expect a list, as Flower's own loop passes it.
+        if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
+            return self._send(messages)
+        if self.late.active:
+            return ()  # `aggregate_train` lets `late` send them
+        send = getattr(self.grid, "stream", self.grid.send_and_receive)
+        replies: Iterable[Message] = send(messages, timeout=self.timeout)
+        return replies
+
+    def _evaluate(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord, result: Result
+    ) -> None:
+        messages = self.configure_evaluate(number, arrays, config, self.grid)
+        replies = self.grid.send_and_receive(messages, timeout=self.late.seconds_to_score)
+        metrics = self.aggregate_evaluate(number, replies)
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[number] = metrics
+
+    def _evaluate_centrally(
+        self, number: int, evaluate_fn: Evaluate | None, result: Result
+    ) -> None:
+        if evaluate_fn is None:
+            return
+        metrics = evaluate_fn(number, to_record(self.global_model()))
+        if metrics is not None:
+            result.evaluate_metrics_serverapp[number] = metrics
+
+    def present(self) -> MutableSequence[Node]:
+        """Update the roster; returns the nodes that are present, by client id.
+
+        Raises as `Roster.present` does."""
+        config = self.common_config | {RUN_TOKEN: self.token}
+        if self.column_encoder is not None:
+            config |= self.column_encoder.settings()
+        nodes = self.roster.present(self.grid, config, self.timeout)
+        self.nodes = nodes.copy()  # since a strategy may change its list
+        return self.nodes
+
+    def _update_roster(self) -> None:
+        """Update the roster, count the nodes that it refused, send clients of a former run their
+        states back, and make the encoding of inputs if the run needs one and has none."""
+        self.present()
+        self.now.dropped += self.roster.refused
+        return_client_states(self, self.former_clients)
+        if self.column_encoder is not None and self.column_encoder.encoding is None:
+            self.column_encoder.learn(self)
+
+    # Training
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages to the sampled training nodes."""
+        if not self.runs_own_loop and server_round == 1:
+            self._check_own_rounds()
+            self.construction.begin(self)  # a wrapper's run begins
+            self._warn_of_last_round()
+        self.now = now = Round(server_round)
+        self.grid = grid
+        self._accept(arrays)
+        self._update_roster()
+        now.training = True
+        busy = self.late.busy
+        nodes = [node for node in self.sample() if node not in busy]
+        now.payloads = self.broadcast(self.arrays, nodes)
+        if not self.runs_own_loop:
+            self._check_wrapped(arrays, now.payloads.values())
+        entries = dict(config) | self.message_config()
+        if self.privacy is not None:
+            self.privacy.spend(list(now.payloads))  # before any message is sent
+            entries |= self.privacy.settings()
+        now.sent = self.messenger.messages("train", now.payloads, ConfigRecord(entries))
+        now.report = {
+            "round": server_round,
+            "present": len(self.nodes),
+            "sampled": len(nodes),
+        }
+        now.end_phase("send")
+        return [message for message, _ in now.sent]
+
+    def _check_own_rounds(self) -> None:
+        """Raise ValueError for settings of rounds that another loop runs, or reads the replies
+        of."""
+        if self.late.active:
+            raise ValueError(
+                f"{type(self).__name__} has round_quorum {self.round_quorum:g}, round_deadline "
+                f"{self.round_deadline:g} or latency, but another loop waits for its replies: call "
+                "its own start, without an aggregate_train of yours, or leave them out"
+            )
+
+    def _check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
+        """Raise ValueError unless a wrapper can protect the strategy.
+
+        A wrapper clips arrays and adds noise by their position in its `record`. So clients must get
+        and return arrays of the same names, order and shapes."""
+        name = type(self).__name__
+        if self.keeps_arrays:
+            why = "its arrays stay on the server, where no wrapper can add noise to them"
+        elif self.requires is not None and self.requires.exchanges:
+            why = f"its clients {self.requires.behaviour}, which no wrapper clips"
+        elif not self._are_like(record, payloads):
+            why = "its clients do not get and return the very arrays that a wrapper clips"
+        else:
+            return
+        raise ValueError(
+            f"{name} cannot run inside another strategy, such as Flower's privacy wrappers: {why}. "
+            f"Call {name}.start itself; for its own privacy see docs/concepts/privacy.md"
+        )
+
+    def _are_like(self, record: ArrayRecord, payloads: Collection[Arrays]) -> bool:
+        """Whether payloads and expected replies have the names, order and shapes of the record."""
+        needed = [(name, tuple(array.shape)) for name, array in record.items()]
+        for sent in payloads:
+            for arrays in (sent, self.expected(sent) or {}):
+                if [(name, array.shape) for name, array in arrays.items()] != needed:
+                    return False
+        return True
+
+    def _warn_of_last_round(self) -> None:
+        """Warn if a wrapper's last round may not be evaluated."""
+        if self.evaluate_every > 1:
+            log(
+                WARNING,
+                "%s runs inside another strategy, which does not say which round is the last: with "
+                "evaluate_every=%s the last round may not be evaluated; leave it out to evaluate "
+                "every round",
+                type(self).__name__,
+                self.evaluate_every,
+            )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate the valid replies.
+
+        Returns the new arrays, or None if the server keeps them, and the round's metrics. A round
+        whose aggregate is not finite is undone. Raises RuntimeError if too few replies are
+        valid."""
+        now = self.now
+        num_asked = max(len(now.sent), 1)
+        if self.late.active:
+            updates = self.late.collect(now.sent)
+        else:
+            updates = self.messenger.receive(
+                now.sent, replies, self.expected_replies(), self.baselines(), train=True
+            )
+        now.end_phase("clients")
+        self._stop_on_failure()
+        self._stop_on_few(updates)
+        started_from = [now.payloads[update.node] for update in updates]
+        updates = self.to_server_names(updates, started_from)[0]
+        # Free the sent models: they use twice the memory of the replies.
+        del started_from
+        now.sent = []
+        now.payloads = {}
+        if self.privacy is not None:
+            updates = self.privacy.protect(updates, self.arrays, server_round)
+        before = snapshot(self)
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
+            aggregated = self.aggregate(self.arrays, updates)
+            self.arrays = settled(aggregated, before["arrays"])
+        if not model_is_finite(self):
+            undo_round(self, before)
+        self._stop_on_failure()  # `aggregate` may have made an exchange
+        now.report |= self._train_report(updates, num_asked) | self.report()
+        now.training = False
+        now.end_phase("aggregate")
+        self.messenger.record = None if self.keeps_arrays else to_record(self.arrays)
+        return self.messenger.record, self._train_metrics(updates)
+
+    def expected_replies(self) -> dict[Node, Arrays]:
+        """What `expected` says of each node's train message in the present round."""
+        like: dict[Node, Arrays] = {}
+        for node, sent in self.now.payloads.items():
+            expected = self.expected(sent)
+            if expected is not None:
+                like[node] = expected
+        return like
+
+    def baselines(self) -> dict[Node, Arrays]:
+        """What `baseline_arrays` says of each node's train message in the present round."""
+        payloads = self.now.payloads
+        return {node: self.baseline_arrays(sent) for node, sent in payloads.items()}
+
+    def _train_report(self, updates: list[Update], num_asked: int) -> dict[str, Any]:
+        """The entries of a round's report about training replies; entries without news are left
+        out. Megabytes are the mean over the `num_asked` clients."""
+        now = self.now
+        report: dict[str, Any] = {"loss": None}
+        train_losses = losses(updates)
+        if train_losses:
+            report["loss"] = float(np.mean(train_losses))
+        metrics = train_means(updates)
+        if metrics:
+            report["metrics"] = metrics
+        not_finite = self._evaluation.count_not_finite(updates)
+        if not_finite:
+            report["not-finite"] = not_finite
+        report["valid"] = len(updates)
+        report["dropped"] = dict(now.dropped)
+        if now.clipped:
+            report["clipped"] = now.clipped
+        if now.recounted:
+            report["recounted"] = now.recounted
+        report["megabytes"] = {way: count / num_asked / 1e6 for way, count in now.bytes.items()}
+        return report
+
+    def _train_metrics(self, updates: list[Update]) -> MetricRecord:
+        """A round's metrics, for Flower's `Result` or a wrapper."""
+        report = self.now.report
+        metrics = MetricRecord()
+        if self.privacy is None:
+            aggregate = self.train_metrics_aggr_fn or foreign_means
+            foreign_records = records(updates, self.weighted_by_key)
+            metrics.update(aggregate(foreign_records, self.weighted_by_key))
+        if not self.messenger.hides_participants:
+            metrics["valid-replies"] = report["valid"]
+            if report["loss"] is not None:
+                metrics["loss"] = report["loss"]
+            for name, count in report.get("not-finite", {}).items():
+                metrics[f"not-finite-{name}"] = count
+            for cause, count in report["dropped"].items():
+                metrics[f"dropped-{cause}"] = count
+            for name in ("clipped", "recounted"):
+                if name in report:
+                    metrics[name] = report[name]
+        if report.get("undone"):
+            metrics["undone"] = 1
+        return metrics
+
+    def _stop_on_failure(self) -> None:
+        """Raise RuntimeError if a client failed and `on_client_failure` is "stop"."""
+        dropped = self.now.dropped
+        if not dropped or self.on_client_failure != "stop":
+            return
+        # Counts would tell how many took part.
+        causes = sorted(dropped) if self.messenger.hides_participants else dict(dropped)
+        raise RuntimeError(
+            f"{self._unmet_requirement()}round {self.round}: a client failed ({causes}); "
+            f"{self.now.failure}"
+        )
+
+    def _stop_on_few(self, updates: list[Update]) -> None:
+        """Raise RuntimeError if too few of the sampled clients replied."""
+        now = self.now
+        least = self.min_valid_replies
+        if len(updates) >= least or not now.report["sampled"]:  # a private sample may be empty
+            return
+        if self.messenger.hides_participants:
+            count = "too few valid replies"
+            causes = ""
+        else:
+            count = f"{len(updates)} valid replies of {len(now.sent)}"
+            causes = f"; dropped by cause: {dict(now.dropped)}"
+        if now.failure:
+            causes += f"; {now.failure}"
+        if set(now.dropped) == {NOT_FINITE}:
+            causes += "; training diverged: lower lr"
+        raise RuntimeError(
+            f"{self._unmet_requirement()}round {now.number}: {count}, min-valid-replies is "
+            f"{least}{causes}"
+        )
+
+    def _stop_on_unscored(self, updates: list[Update]) -> None:
+        """Raise RuntimeError if every evaluated training client, or every novel one, failed.
+
+        Clients that only answered too late do not stop a run."""
+        now = self.now
+        roles = {False: "training", True: "novel"}  # by `Node.novel`
+        asked_roles = {roles[node.novel] for _, node in now.sent}
+        scored_roles = {roles[update.node.novel] for update in updates}
+        unscored_roles = asked_roles - scored_roles
+        all_late = now.dropped.total() == now.dropped["missing"]
+        if not unscored_roles or all_late:
+            return
+        role = "training" if "training" in unscored_roles else "novel"
+        raise RuntimeError(
+            f"round {now.number}: no {role} client could be evaluated (fraction-evaluate=0 "
+            f"evaluates none); {now.failure}"
+        )
+
+    def _stop_on_undone(self) -> None:
+        """Raise RuntimeError if every round of the run was undone: nothing was trained."""
+        if not self.undone_rounds or self.undone_rounds < self.round:
+            return
+        raise RuntimeError(
+            f"every round was undone ({self.undone_rounds} of {self.round}): NaN or infinity would "
+            f"have come into the model, which is that of the start; lower lr, or mend aggregate of "
+            f"{type(self).__name__}"
+        )
+
+    def _unmet_requirement(self) -> str:
+        """The start of an error's text: what the strategy requires, if clients may lack that.
+
+        "" unless replies were refused for that, or foreign clients failed."""
+        dropped = self.now.dropped
+        failed = dropped["error"] and any(node.foreign for node in self.nodes)
+        if self.requires is None or not (dropped[LACKS] or failed):
+            return ""
+        return f"{self.requires.sentence(type(self).__name__)}; "
+
+    # Evaluation
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages to the run's sample of nodes, in the rounds that evaluate."""
+        now = self.now
+        now.number = server_round
+        self.grid = grid
+        now.sent = []
+        if not self.fraction_evaluate:
+            return []
+        if server_round % self.evaluate_every and server_round != self.num_rounds:
+            return []
+        now.evaluated = True
+        now.dropped = Counter()  # those of training are in the report already
+        now.failure = ""
+        self._accept(arrays)
+        if self.privacy is not None:
+            if self.privacy.covers == EVERYTHING:
+                return []  # scores without noise stay on their clients
+            self.privacy.admit("scores of evaluations")
+        self._update_roster()
+        nodes = self.draw_to_evaluate(self._nodes_to_evaluate())
+        payloads = self._personalize_and_measure(nodes)
+        # Train payloads were dropped; those of novel clients are measured when replies are read.
+        now.payloads = {node: arrays for node, arrays in payloads.items() if node.novel}
+        entries = dict(config) | self.message_config()
+        if self.report_generalization_bound:
+            entries[BOUND] = True
+        if self.selection_metric not in (AUTO, *MAIN_SCORES):
+            entries[SELECTED_SCORE] = self.selection_metric
+        now.sent = self.messenger.messages("evaluate", payloads, ConfigRecord(entries))
+        return [message for message, _ in now.sent]
+
+    def _nodes_to_evaluate(self) -> Nodes:
+        """The present nodes with labels, of both roles unless `evaluate_novel` is off."""
+        with_novel = self.evaluates_novel
+
+        def is_scored(node: Node) -> bool:
+            return not node.unlabeled and (with_novel or not node.novel)
+
+        nodes = as_nodes(self.nodes).of_kinds(is_scored)
+        unable = self.late.unable_to_score
+        if unable:
+            nodes = Nodes(node for node in nodes if node not in unable)
+        return nodes
+
+    def _personalize_and_measure(self, nodes: Sequence[Node]) -> dict[Node, Arrays]:
+        """`personalize` of these nodes; its mean cost for a node is kept for the report."""
+        now = self.now
+        started = time.monotonic()
+        bytes_before = dict(now.bytes)
+        payloads = self.personalize(self.arrays, nodes)
+        share = 1 / max(len(nodes), 1)
+        now.personalization_cost = PersonalizationCost(
+            seconds=share * (time.monotonic() - started),
+            bytes_down=share * (now.bytes["down"] - bytes_before["down"]),
+            bytes_up=share * (now.bytes["up"] - bytes_before["up"]),
+        )
+        return payloads
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """End the round; returns the evaluation's metrics, None in a round without evaluation.
+
+        Raises RuntimeError if every evaluated training client, or every novel one, failed."""
+        now = self.now
+        metrics = None
+        if now.evaluated:
+            updates = self.messenger.receive(now.sent, replies)
+            self._stop_on_failure()
+            self._stop_on_unscored(updates)
+            metrics = self._evaluation.metrics(updates)
+            self._report_serving(updates)
+            now.report["evaluation"] = dict(metrics)
+            if now.dropped:
+                now.report["evaluation-dropped"] = dict(now.dropped)
+            self.evaluation = updates
+            if self.privacy is not None:
+                self.evaluation = []  # a client's score is not written
+                now.report |= self.privacy.report()
+            now.end_phase("evaluate")
+        now.payloads = {}
+        now.report["seconds"] = time.monotonic() - now.started
+        now.report["phases"] = now.phases
+        if not self.runs_own_loop:
+            self.construction.end(self)  # a wrapper does not say which round is the last
+        if self.on_round is not None:
+            report = now.report
+            if self.privacy is not None:
+                report = self.privacy.released(report)
+            self.on_round(report)
+        return metrics
+
+    def _report_serving(self, updates: list[Update]) -> None:
+        """Report the mean cost of serving a novel client.
+
+        Its seconds are its own and its share of the server's; its megabytes are those of all arrays
+        that it gets and sends."""
+        now = self.now
+        sent = now.payloads
+        client_seconds = []
+        for update in updates:
+            if update.node.novel and SECONDS in update.metrics:
+                client_seconds.append(update.metrics[SECONDS])
+        if not sent or not client_seconds:
+            return
+        cost = now.personalization_cost
+        now.phases["novel-client"] = cost.seconds + float(np.mean(client_seconds))
+        sent_bytes = sum(num_bytes(arrays.values()) for arrays in sent.values())
+        down = cost.bytes_down + sent_bytes / len(sent)
+        now.report["novel-megabytes"] = {"down": down / 1e6, "up": cost.bytes_up / 1e6}
+
+    # What a checkpoint holds
+
+    def state(self) -> dict[str, Any]:
+        """The run's state: nested dicts, lists and sets of arrays, numbers and texts."""
+        state = {
+            "round": self.round,
+            "undone-rounds": self.undone_rounds,
+            "arrays": self.arrays,
+            "kept": {name: getattr(self, name) for name in self.persistent_attributes},
+            "optimizers": [optimizer.state() for optimizer in self.optimizers()],
+            "sizes": self.messenger.sizes.state(),
+            "privacy": self.privacy.state() if self.privacy else {},
+            "token": self.token,
+            "late": self.late.state(),
+        }
+        if self.column_encoder is not None:
+            state["column-encoder"] = self.column_encoder.state()
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`, after `initialize`; of a saved model only "arrays" are needed.
+
+        Raises ValueError if it is the state of another network."""
+        self.arrays = self.restore(self.arrays, state["arrays"])
+        self.published_models = state.get("handout", {})
+        self.token = state.get("token", self.token)
+        if "column-encoder" in state:
+            if self.column_encoder is None:
+                raise ValueError(
+                    "the saved run scales inputs by the training clients' statistics; set "
+                    "standardize='training-clients' in server_app and client_app"
+                )
+            self.column_encoder.load_state(state["column-encoder"])
+        for name, value in state.get("kept", {}).items():
+            setattr(self, name, value)
+        if "round" in state:
+            self.now.number = state["round"]
+            # Checkpoints of earlier releases have no such entry.
+            self.undone_rounds = state.get("undone-rounds", 0)
+            for optimizer, saved in zip(self.optimizers(), state["optimizers"], strict=True):
+                optimizer.load_state(saved)
+            self.messenger.sizes.load_state(state["sizes"])
+            self.late.load_state(state.get("late", {}))
+            if self.privacy is not None:
+                self.privacy.restore(state["privacy"])
+
+    def client_states(self) -> Iterator[tuple[int, Arrays]]:
+        """The states of a simulation's clients, by client id; see `run_state.client_states`."""
+        return client_states(self)
 
 
 def _has_role(novel: bool) -> Callable[[Node], bool]:

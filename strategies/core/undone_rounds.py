@@ -8,25 +8,24 @@ from typing import Any
 from flwr.common.logger import log
 
 from strategies.core.replies import finite
-from strategies.core.run_state import own_copy
-from strategies.core.strategy import StrategyBase
+from strategies.core.run_state import StatefulStrategy, own_copy
 
-# Keys of `StrategyBase.state` whose values are not part of the model.
+# Keys of `PersonalizedStrategy.state` whose values are not part of the model.
 NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder", "late")
 
 
-def snapshot(strategy: StrategyBase) -> dict[str, Any]:
+def snapshot(strategy: StatefulStrategy) -> dict[str, Any]:
     """The state before `aggregate`, with copies of all that it may change."""
     return own_copy(strategy.state(), in_place=strategy.in_place)
 
 
-def model_is_finite(strategy: StrategyBase) -> bool:
+def model_is_finite(strategy: StatefulStrategy) -> bool:
     """Whether the model's part of the state holds no NaN or infinity."""
     model = {key: value for key, value in strategy.state().items() if key not in NOT_OF_MODEL}
     return finite(model)
 
 
-def undo_round(strategy: StrategyBase, before: dict[str, Any]) -> None:
+def undo_round(strategy: StatefulStrategy, before: dict[str, Any]) -> None:
     """Return to the state `before` the round; the privacy budget of the round stays spent."""
     log(WARNING, "round %s is undone: NaN or infinity would come into the model", strategy.round)
     strategy.forget()

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from clients.core.arrays import Arrays, as_type, is_statistic, to_numpy, wide
-from clients.core.optimizers import Adam, Optimizer
+from clients.core.sgd import Adam, Optimizer
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import POSITIVE, setting
 from strategies.core.aggregation import mean
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 from strategies.maths import som
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from clients.core.arrays import Arrays, as_type, wide
 from clients.core.protocol import HEADS
 from strategies.core.replies import Node, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 HELD = "held/"
 

@@ -13,7 +13,7 @@ from clients.core.arrays import Arrays, group, is_statistic, prefixed, wide
 from fedapps.common.settings import RATE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 
 class FedAMP(PersonalizedStrategy):

@@ -11,7 +11,7 @@ from clients.core.arrays import Arrays
 from fedapps.common.settings import setting
 from strategies.core.aggregation import ROBUST, is_plain, robust_mean, weighted_mean
 from strategies.core.replies import Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 
 class FedAvg(PersonalizedStrategy):

@@ -10,7 +10,7 @@ from clients.core.arrays import Arrays, is_statistic, wide
 from fedapps.common.settings import POSITIVE, SHARE, setting
 from strategies.core.aggregation import mean_statistics
 from strategies.core.replies import Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 
 def mask(deltas: np.ndarray, tau: float) -> np.ndarray:

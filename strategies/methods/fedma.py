@@ -19,7 +19,7 @@ from clients.core.arrays import Arrays, prefixed
 from fedapps.common.settings import NONNEGATIVE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 from strategies.maths.matching import (
     chain,
     layer_arrays,

@@ -10,7 +10,7 @@ import numpy as np
 from clients.core.arrays import Arrays
 from clients.methods.fedmd import CLASSES, FLOAT16, PUBLIC_SAMPLES
 from strategies.core.replies import Requirement, Update, most_common
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 
 class FedMD(PersonalizedStrategy):

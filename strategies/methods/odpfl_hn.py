@@ -7,7 +7,7 @@ model.
 
 Departs from the paper: a round has any number of clients, whose gradients are averaged; the last
 message carries γ again, so clients need not store it; buffers are averaged on the server (see
-`strategies.methods._generated_networks`). Every answer of a private novel client spends ε, so the
+`strategies.methods._hypernetwork`). Every answer of a private novel client spends ε, so the
 server asks it once, in the last round, which is then the reported one. The default limits of
 replies do not protect the method from one liar of ten (docs/reference/failures.md)."""
 
@@ -20,17 +20,17 @@ from flwr.app import Message, MetricRecord
 from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, group, prefixed, to_numpy, to_tensors
-from clients.core.optimizers import Optimizer
 from clients.core.privacy import DP_GENERATOR
+from clients.core.sgd import Optimizer
 from clients.methods.odpfl_hn import DESCRIPTOR, DESCRIPTOR_DELTA, DESCRIPTOR_EPSILON, SIGMA
 from clients.methods.pfedhn import NOVEL_ROUNDS
 from fedapps.common.settings import RATE, ROUNDS, SHARE, setting
 from strategies.core.aggregation import mean
 from strategies.core.privacy import TEST_SETTING
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 from strategies.maths.moments import Moments
-from strategies.methods._generated_networks import (
+from strategies.methods._hypernetwork import (
     GeneratorSettings,
     ModelGenerator,
     Targets,

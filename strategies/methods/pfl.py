@@ -14,14 +14,14 @@ import numpy as np
 from torch import nn
 
 from clients.core.arrays import Arrays, prefixed
-from clients.core.optimizers import Optimizer
 from clients.core.protocol import DOMAIN
+from clients.core.sgd import Optimizer
 from clients.methods.pfl import BASE, HEAD, UNTRAINED
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 from strategies.methods.fedavg import FedAvg
 from strategies.methods.pfedhn import PFedHN
 

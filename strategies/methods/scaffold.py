@@ -16,14 +16,14 @@ import numpy as np
 from clients.core.arrays import Arrays, group, is_statistic, prefixed
 from fedapps.common.settings import POSITIVE, setting
 from strategies.core.aggregation import mean, mean_statistics, weighted_mean
-from strategies.core.limits import (
+from strategies.core.checks_and_limits import (
     MIN_REPLIES_FOR_QUARTILE,
     bounded_weights,
     group_norms,
     usual_size,
 )
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 
 class Scaffold(PersonalizedStrategy):

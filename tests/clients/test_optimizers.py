@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.core.optimizers import SGD, Adam
+from clients.core.sgd import SGD, Adam
 
 FUSED_ADAM, FUSED_SGD = (
     functools.partial(cls, fused=True) for cls in (torch.optim.Adam, torch.optim.SGD)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.core.client import Client
-from clients.core.evaluation import score_samples
-from clients.core.outputs import (
+from clients.core.evaluation import (
     CRITERIA,
     binary_cross_entropy,
     determination,
@@ -24,6 +23,7 @@ from clients.core.outputs import (
     main_of,
     micro_f1,
     predicted,
+    score_samples,
     value_sums,
 )
 from clients.core.own_scores import named_scores

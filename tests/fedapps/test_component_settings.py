@@ -17,7 +17,7 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.settings.sections import common, of_method, of_partitions
 from strategies.core.accountant import central_epsilon, local_epsilon, local_loss
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 WIDTH = 5000  # inputs of the network, so that the deviation of the noise is seen
 TASTES = ("fedembed", "global", "global+", "pfedkm")

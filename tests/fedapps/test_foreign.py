@@ -19,8 +19,8 @@ from third_party_clients import SIZES, Noted, clients
 import strategies
 from clients.core.arrays import from_record
 from fedapps.common.seeds import drawing, seed_of
-from strategies.core.rounds import PersonalizedStrategy
-from strategies.maths.hypernetwork import Hypernetwork
+from strategies.core.strategy import PersonalizedStrategy
+from strategies.methods._hypernetwork import Hypernetwork
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "flower-app.md"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.S))

@@ -107,7 +107,7 @@ def test_a_declaration_has_the_type_of_the_bases(base, name, value, wanted):
     ("changes", "message"),
     [
         ({"novel": "yes"}, "novel of a Method is 'yes'; it must be one of '', 'global', 'adapted'"),
-        ({"strategy": FlowersFedAvg}, "subclass of strategies.core.rounds.PersonalizedStrategy"),
+        ({"strategy": FlowersFedAvg}, "subclass of strategies.core.strategy.PersonalizedStrategy"),
         ({"client": FedAvg}, "subclass of clients.core.client.Client"),
         ({"dp": "local"}, "dp .* a tuple of texts"),
         ({"dp": ("locally",)}, "dp of a Method is 'locally'"),

@@ -70,7 +70,7 @@ def test_a_round_in_which_nobody_is_sampled_adds_noise(changes, monkeypatch):
     monkeypatch.setattr(Privacy, "sample", none_at_first)
     models = []
     monkeypatch.setattr(
-        "strategies.core.rounds.settled",
+        "strategies.core.strategy.settled",
         lambda arrays, like: models.append((like, settled(arrays, like))) or models[-1][1],
     )
     own = PRIVATE | NEEDS.get(changes["method"], {}) | changes

@@ -22,7 +22,7 @@ from fedapps.results.recorder import Recorder
 from fedapps.saved import read_client_states, read_state, state_bytes
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}

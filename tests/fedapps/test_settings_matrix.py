@@ -18,8 +18,7 @@ from fedapps.planning import plan
 from fedapps.settings.config import accepted, defaults, override, settings
 from fedapps.settings.experiments import parse_experiment
 from fedapps.settings.sections import common, of_method, of_partitions
-from strategies.core.rounds import PersonalizedStrategy
-from strategies.core.strategy import StrategyBase
+from strategies.core.strategy import PersonalizedStrategy
 
 ALL = common() | of_partitions()
 OF_METHODS = [
@@ -29,7 +28,8 @@ OF_METHODS = [
     if key not in common()
 ]
 OFFERED = [getattr(strategies, name) for name in strategies.__all__]
-STRATEGIES = [cls for cls in OFFERED if isinstance(cls, type) and issubclass(cls, StrategyBase)]
+CLASSES = [cls for cls in OFFERED if isinstance(cls, type)]
+STRATEGIES = [cls for cls in CLASSES if issubclass(cls, PersonalizedStrategy)]
 
 
 def written(value):

@@ -22,7 +22,7 @@ from fedapps.settings.config import override
 from fedapps.settings.sections import common, of_method, of_partitions
 from fedapps.settings.variants import Variant
 from fedapps.trainings import FOLDER, training_of
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 SHARING = [name for name, entry in METHODS.items() if entry.trains_as and name != "fedavg"]
 # Spans of rounds 1–2, 3–4 and 5.

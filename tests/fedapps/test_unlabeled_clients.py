@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import partitions
 from clients.core.arrays import from_record
-from clients.core.outputs import CRITERIA
+from clients.core.evaluation import CRITERIA
 from fedapps.methods import METHODS
 from strategies.core.privacy import Privacy
 from strategies.core.replies import Node

@@ -13,7 +13,7 @@ from clients.core.evaluation import score_samples
 from fedapps.common.tasks import Targets
 from strategies.core.replies import Node
 from strategies.core.round_state import PersonalizationCost, Round
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 
 
 class Mean:

@@ -9,7 +9,7 @@ from small_runs import TASTES, federate
 from clients.core.arrays import from_record
 from clients.core.protocol import SAVE_STATE
 from fedapps.engines.in_process_grid import InProcessGrid
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 from strategies.methods.fedembed import FedEmbed
 
 

@@ -27,7 +27,7 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.shares import Samples, Share
 from strategies.core.replies import Node, Update
-from strategies.core.rounds import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy
 from strategies.methods.fedavg import FedAvg
 
 # Hypernetworks and passes over the public set take most of the time of a small run.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import partitions
-from clients.core.outputs import in_units
+from clients.core.evaluation import in_units
 from fedapps.results.card import Card, make_card
 from fedapps.results.reference import Reference, reference
 from fedapps.service.delivery import PersonalizationResult
