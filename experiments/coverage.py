@@ -23,7 +23,7 @@ from experiments.fingerprint import Numbers, agree, fingerprint
 from fedapps.results.formats import number_cell, spread_cell
 from fedapps.results.method_code import code_of
 from fedapps.settings.experiments import experiments_root
-from fedapps.settings.published_tables import published_tables, read_table
+from fedapps.settings.published_tables import published_tables, read_table, score_key
 
 ROOT = experiments_root().parent
 PAGE = ROOT / "docs" / "results" / "coverage.md"
@@ -118,7 +118,9 @@ def measured(item: Item, records: Mapping[str, Mapping[str, Any]]) -> Measured:
             in_columns = not item.columns or cell["column"] in item.columns
             in_rows = not item.rows or cell["row"] in item.rows
             if in_columns and in_rows:
-                found.cells.append({**cell, "table": records[name]["table"]})
+                score = score_key(cell["score"])
+                table = records[name]["table"]
+                found.cells.append({**cell, "score": score, "table": table})
                 seen.add((cell["column"], cell["row"]))
     found.missing = _missing(item, seen)
     return found

@@ -97,7 +97,7 @@ def _draw_gains(dots: Axes, results: Path) -> None:
     runs, _ = read_runs(results)
     # The axis counts from below, so the first method comes last.
     for place, (method, label) in enumerate(reversed(METHODS.items())):
-        novel = runs[runs.method == method]["best novel"]
+        novel = runs[runs.method == method]["best novel-accuracy"]
         colour = GREY if method == "fedavg" else GREEN
         dots.plot(novel, [place] * len(novel), "o", color=colour, alpha=0.35)
         dots.plot([novel.mean()], [place], "D", color=colour, ms=9)

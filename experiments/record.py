@@ -26,6 +26,7 @@ from fedapps.results.method_code import code_of
 from fedapps.results.runs import NUMBERS, failures, label_without, read_runs, score_keys
 from fedapps.settings.config import Config, defaults, effective
 from fedapps.settings.experiments import experiments_root
+from fedapps.settings.published_tables import score_key
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -145,7 +146,8 @@ def main(
         for problem in [*problems, *failures(runs)]:
             print(f"{folder}: {problem}")
         finished = runs[runs.error == ""]
-        cells += recorded(finished, head["columns"], [s for s in head["scores"].split(",") if s])
+        chosen = [score_key(score) for score in head["scores"].split(",") if score]
+        cells += recorded(finished, head["columns"], chosen)
         settings |= settings_by_place(finished, head["columns"])
     check_seeds(cells)
     cells, fingerprints = with_fingerprints(cells, settings)

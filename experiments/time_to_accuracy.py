@@ -20,7 +20,7 @@ COLUMNS = ("method", "simulated s", "rounds", "at the end, %", "s of all rounds"
 
 def first_at(scores: "DataFrame", accuracy: float) -> "Series | None":
     """The row of the first evaluation of a run that reaches the accuracy; None if none does."""
-    reached = scores[scores.train >= accuracy].sort_values("round")
+    reached = scores[scores["train-accuracy"] >= accuracy].sort_values("round")
     return None if reached.empty else reached.iloc[0]
 
 
@@ -37,7 +37,7 @@ def time_to(runs: "DataFrame", accuracy: float) -> TextTable:
         finals = []
         for seed in group.seed:
             of_run = rounds[(rounds.method == method) & (rounds.seed == seed)].sort_values("round")
-            finals.append(of_run.train.iloc[-1])
+            finals.append(of_run["train-accuracy"].iloc[-1])
             first = first_at(of_run, accuracy)
             if first is not None:
                 times.append(first.time)

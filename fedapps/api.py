@@ -30,8 +30,7 @@ from fedapps.results.formats import as_text
 from fedapps.results.progress import Display
 from fedapps.results.report import write_report
 from fedapps.results.runs import (
-    MAIN,
-    MAIN_KEYS,
+    CURVES,
     NUMBERS,
     ROLES,
     ROUNDS,
@@ -225,13 +224,12 @@ class Runs:
 
     def rounds(self) -> "DataFrame":
         """A row per run and evaluated round: accuracies in % of training and novel clients, in the
-        columns `train` and `novel`; where labels are values, RMSE in `train-rmse` and
-        `novel-rmse`."""
+        columns `train-accuracy` and `novel-accuracy`; where labels are values, RMSE in `train-rmse`
+        and `novel-rmse`; F1 in `train-f1` and `novel-f1` where a run has no accuracy."""
         frame = rounds_of(self._frame, ALL_ROUNDS)
-        empty = set(MAIN_KEYS) - set(ROLES)
-        for name in main_scores(self._frame):
-            empty -= set(MAIN[name].values())
-        return frame.drop(columns=[*empty])
+        kept = {f"{role}-{name}" for role in ROLES for name in main_scores(self._frame)}
+        empty = [key for key in CURVES if key not in kept and frame[key].isna().all()]
+        return frame.drop(columns=empty)
 
     def clients(self, round_: str = "best") -> "DataFrame":
         """A row per run and client at the "best" or "last" round: role, accuracy in %, samples.
@@ -242,7 +240,7 @@ class Runs:
         frame = clients_of(self._frame, round_)
         columns = ["method", "seed", "client", "role"]
         for name in main_scores(self._frame):
-            frame[name] = frame.value.where(frame.score.isin(MAIN[name].values()))
+            frame[name] = frame.value.where(frame.score.isin([f"{role}-{name}" for role in ROLES]))
             columns.append(name)
         return frame[[*columns, "examples"]]
 

@@ -17,6 +17,7 @@ from fedapps.console import visible
 from fedapps.results import check_ending
 from fedapps.results.comparison import compare, order
 from fedapps.results.runs import (
+    CURVES,
     MAIN_KEYS,
     check_one_main_score,
     clients_of,
@@ -62,7 +63,7 @@ def _curves(runs: "DataFrame", rounds: "DataFrame", *, by_time: bool = False) ->
     """A panel for each main score, a line for each method, by round or by simulated time."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _panels([key for key in MAIN_KEYS if rounds[key].notna().any()])
+    figure, axes = _panels([key for key in CURVES if rounds[key].notna().any()])
     styles = _styles(runs.method.unique())
     for key, axis in axes.items():
         for method, scores in rounds.dropna(subset=key).groupby("method", sort=False):

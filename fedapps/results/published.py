@@ -2,11 +2,12 @@
 
     [[published]]
     at = { num-clients = 10 }        # settings that select this column of the paper's table
-    train = { fedavg = 95.06 }       # accuracy in % of the training clients, by method
-    novel = { fedavg = 94.69 }       # … of novel clients; "test" of test samples; "f1", "f1-users"
-    train-rmse = { fedavg = 53.4 }   # errors of values in their unit, "novel-rmse", "test-rmse"
+    train-accuracy = { fedavg = 95.06 }   # accuracy in % of the training clients, by method
+    novel-accuracy = { fedavg = 94.69 }   # … of novel clients
+    train-rmse = { fedavg = 53.4 }   # errors of values in their unit
 
-A single column is a plain ``[published]`` without `at`."""
+The keys are those of `SCORES`. Earlier releases wrote `train`, `novel`, `test`, `f1`, `f1-users`
+and `test-rmse`, which are still read. A single column is a plain ``[published]`` without `at`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedapps.results.runs import SCORES, label_without, own_settings
 from fedapps.settings.config import Value, effective
+from fedapps.settings.published_tables import with_score_keys
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,9 +45,13 @@ class Published:
     def read(cls, settings: Mapping[str, Any], tables: Any) -> "Published":
         """Raises ValueError for a table that does not follow the module's docstring."""
         columns = tables if isinstance(tables, list) else [tables]
+        named = []
         for column in columns:
-            _check_column(column)
-        return cls(settings, columns)
+            _check_tables(column)
+            present = with_score_keys(column)
+            _check_scores(present)
+            named.append(present)
+        return cls(settings, named)
 
     def value(self, label: str, config: Mapping[str, Any], score: str) -> float | None:
         """The paper's value for a run's method and settings, None if there is none."""
@@ -90,12 +96,16 @@ class Published:
         return differing
 
 
-def _check_column(column: Any) -> None:
-    """Raise ValueError unless the column maps "at" and known scores to tables, and each score's
-    table methods to finite numbers."""
+def _check_tables(column: Any) -> None:
+    """Raise ValueError unless the column maps names to tables."""
     tables = column.values() if isinstance(column, dict) else [None]
     if not all(isinstance(table, dict) for table in tables):
         raise ValueError(f"[published] holds {column!r:.100}; it must hold tables")
+
+
+def _check_scores(column: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the names are "at" and known scores, and each score's table maps
+    methods to finite numbers."""
     unknown = column.keys() - SCORES.keys() - {"at"}
     if unknown:
         known = ", ".join(["at", *SCORES])

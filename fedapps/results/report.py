@@ -18,8 +18,7 @@ from fedapps.results.comparison import SHOTS, compare, several, side_by_side
 from fedapps.results.formats import UNKNOWN, TextTable, mean_cell, number_cell
 from fedapps.results.gains import HARM
 from fedapps.results.runs import (
-    MAIN,
-    MAIN_KEYS,
+    CURVES,
     Column,
     clients_of,
     column,
@@ -116,7 +115,7 @@ def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[s
         "curves": curves,
         "times": times,
         "bands": bands(runs),
-        "rounds": [_by_round(rounds, key) for key in MAIN_KEYS],
+        "rounds": [_by_round(rounds, key) for key in CURVES],
         "f1": f1_by_type(runs),
         "trainings": shared_trainings(runs),
         "choices": choices,
@@ -253,7 +252,7 @@ def client_columns(runs: "DataFrame") -> list[str]:
 
 def _heading(name: str) -> str:
     """A main score as the head of a column."""
-    score = column(MAIN[name]["train"]).score
+    score = column(f"train-{name}").score
     return score.short or score.text
 
 
@@ -325,7 +324,9 @@ def _shots(runs: "DataFrame") -> TextTable | None:
     """Novel clients by the labels that they show; None if all runs are alike in it."""
     if not several(runs, SHOTS):
         return None
-    return side_by_side(compare(runs, by=["method", SHOTS]), SHOTS, ["novel", "novel-rmse"])
+    return side_by_side(
+        compare(runs, by=["method", SHOTS]), SHOTS, ["novel-accuracy", "novel-rmse"]
+    )
 
 
 def _settings(runs: "DataFrame") -> TextTable:

@@ -41,12 +41,18 @@ F1 = Score("f1", "F1")
 
 @dataclass(frozen=True)
 class Column:
-    """A number that tables and figures show of runs: the `metric` of a group of clients."""
+    """A number that tables and figures show of runs: the `metric` of a group of clients. `title`
+    is its name for people."""
 
     role: str
     metric: str
     title: str
     score: Score
+
+    @property
+    def key(self) -> str:
+        """``<role>-<metric>``, the name that the server gives the metric's mean over the group."""
+        return f"{self.role}-{self.metric}"
 
     def decimals(self, value: float) -> int:
         """How many decimals tables print of such a value."""
@@ -55,34 +61,35 @@ class Column:
         return 2 if self.score.in_percent else 3
 
 
-def _columns(*names: str) -> dict[str, Column]:
-    """The columns of both groups' scores of these names beside the main ones, by their keys."""
-    columns: dict[str, Column] = {}
+def _columns(*names: str) -> list[Column]:
+    """The columns of both groups' scores of these names beside the main ones."""
+    columns = []
     for name in names:
         score = score_named(name)
         for role, title in SHORT_ROLES.items():
-            columns[f"{role}-{name}"] = Column(role, name, f"{title}, {score.text}", score)
+            columns.append(Column(role, name, f"{title}, {score.text}", score))
     return columns
 
 
 # By their keys in tables, figures and [published].
 SCORES = {
-    "train": Column("train", "accuracy", "training clients", ACCURACY),
-    "novel": Column("novel", "accuracy", "novel clients", ACCURACY),
-    "test": Column("train", "test-accuracy", "test samples", ACCURACY),
-    "f1": Column("train", "f1", "F1", F1),
-    "f1-users": Column("train", "f1-users", "F1, users", F1),
-    "train-rmse": Column("train", "rmse", "training clients, RMSE", RMSE),
-    "novel-rmse": Column("novel", "rmse", "novel clients, RMSE", RMSE),
-    "test-rmse": Column("train", "test-rmse", "test samples, RMSE", RMSE),
-    **_columns("r2", "micro-f1", "macro-f1"),
+    shown.key: shown
+    for shown in (
+        Column("train", "accuracy", "training clients", ACCURACY),
+        Column("novel", "accuracy", "novel clients", ACCURACY),
+        Column("train", "test-accuracy", "test samples", ACCURACY),
+        Column("train", "f1", "F1", F1),
+        Column("train", "f1-users", "F1, users", F1),
+        Column("train", "rmse", "training clients, RMSE", RMSE),
+        Column("novel", "rmse", "novel clients, RMSE", RMSE),
+        Column("train", "test-rmse", "test samples, RMSE", RMSE),
+        *_columns("r2", "micro-f1", "macro-f1"),
+    )
 }
-# The keys of main scores by role, and by the score's name.
-MAIN = {
-    "accuracy": {"train": "train", "novel": "novel"},
-    "rmse": {"train": "train-rmse", "novel": "novel-rmse"},
-}
-MAIN_KEYS = ("train", "novel", "train-rmse", "novel-rmse")
+MAIN = ("accuracy", "rmse")  # main scores of tasks
+MAIN_KEYS = ("train-accuracy", "novel-accuracy", "train-rmse", "novel-rmse")
+# What curves over rounds show: F1 where a run has no accuracy.
+CURVES = (*MAIN_KEYS, "train-f1", "novel-f1")
 ROUNDS = ("best", "last")
 BOUND = ("training-error", "half-distance", "bound")  # terms of ODPFL-HN's bound and their sum
 NUMBERS = (
@@ -200,9 +207,9 @@ def read_rounds(folder: Path) -> list[Round]:
 
 
 def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
-    """A row per run and evaluated round, at most `points` rounds of each run: `MAIN_KEYS`, which
-    are accuracies in % by role, F1 in % if there is no accuracy, and RMSE in the labels' unit.
-    `time` is in simulated seconds, NaN where the run has none."""
+    """A row per run and evaluated round, at most `points` rounds of each run: `CURVES`, which are
+    accuracies in % by role, RMSE in the labels' unit, and F1 where there is no accuracy, NaN where
+    unknown. `time` is in simulated seconds, NaN where the run has none."""
     from pandas import DataFrame
 
     rows = []
@@ -213,15 +220,16 @@ def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
         for report in reports[::-step]:
             row = {"method": run.method, "seed": run.seed, "round": report.round}
             row["time"] = report.simulated_seconds
+            for key in CURVES:
+                value = report.evaluation.get(key)
+                row[key] = None if value is None else column(key).score.shown(value)
             for role in ROLES:
-                f1 = report.evaluation.get(f"{role}-f1")
-                row[role] = report.evaluation.get(f"{role}-accuracy", f1)
-                row[f"{role}-rmse"] = report.evaluation.get(f"{role}-rmse")
+                if row[f"{role}-accuracy"] is not None:
+                    row[f"{role}-f1"] = None
             rows.append(row)
-    frame = DataFrame(rows, columns=["method", "seed", "round", "time", *MAIN_KEYS])
-    frame[["time", *MAIN_KEYS]] = frame[["time", *MAIN_KEYS]].astype(float)
-    frame[[*ROLES]] = 100 * frame[[*ROLES]]
-    return frame.dropna(subset=[*MAIN_KEYS], how="all")
+    frame = DataFrame(rows, columns=["method", "seed", "round", "time", *CURVES])
+    frame[["time", *CURVES]] = frame[["time", *CURVES]].astype(float)
+    return frame.dropna(subset=[*CURVES], how="all")
 
 
 def clients_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
@@ -238,7 +246,8 @@ def clients_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
         for name, client in evaluation.per_client.items():
             main = client.main
             value = None if client.score is None else main.shown(client.score)
-            scores = (client.role, client.examples, MAIN[main.name][client.role], value)
+            key = f"{client.role}-{main.name}"
+            scores = (client.role, client.examples, key, value)
             rows.append((run.Index, run.method, run.seed, name, *scores))
     columns = ["run", "method", "seed", "client", "role", "examples", "score", "value"]
     frame = DataFrame(rows, columns=columns)
@@ -272,12 +281,12 @@ def decisions_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
 
 
 def column(key: str) -> Column:
-    """What the runs' column ``best KEY`` or ``last KEY`` holds: one of `SCORES`, or a user's own
-    score, whose key is ``train-NAME`` or ``novel-NAME``."""
+    """What the runs' column ``best KEY`` or ``last KEY`` holds: one of `SCORES`, or another score,
+    such as a user's own, whose key is ``train-NAME`` or ``novel-NAME``."""
     if key in SCORES:
         return SCORES[key]
     role, _, name = key.partition("-")
-    score = score_named(name)
+    score = F1 if name == F1.name else score_named(name)
     return Column(role, name, f"{SHORT_ROLES[role]}, {score.text}", score)
 
 
@@ -466,23 +475,23 @@ def _evaluation(summary: Summary | None, round_: str) -> Evaluation | None:
 def _scores(evaluation: Evaluation | None, own: Sequence[str]) -> dict[str, float | None]:
     """`SCORES` of an evaluation, and the user's `own`: accuracies in %, F1 in [0, 1], errors in the
     labels' unit; None if unknown."""
-    groups: dict[str, Rates] = {"train": {}, "novel": {}}
+    known: Rates = {}
     if evaluation is not None:
-        groups = {"train": evaluation.train or {}, "novel": evaluation.novel or {}}
+        known = evaluation.by_key()
     # Macro F1 is a score of tables where the task has several labels; elsewhere it chooses rounds.
-    has_labels = any("micro-f1" in group for group in groups.values())
+    has_labels = any(key.endswith("-micro-f1") for key in known)
     scores: dict[str, float | None] = {}
     for key, shown in SCORES.items():
-        value = groups[shown.role].get(shown.metric)
+        value = known.get(key)
         if value is None or (shown.metric == "macro-f1" and not has_labels):
             scores[key] = None
         else:
             scores[key] = shown.score.shown(value)
     for name in own:
-        for role, group in groups.items():
-            for reported in (name, f"-{name}"):
-                if reported in group:
-                    scores[f"{role}-{reported}"] = group[reported]
+        for role in ROLES:
+            for key in (f"{role}-{name}", f"{role}--{name}"):
+                if key in known:
+                    scores[key] = known[key]
     return scores
 
 

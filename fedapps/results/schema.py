@@ -1,8 +1,9 @@
 """The JSON and TOML files of a run folder as pydantic models.
 
-A metric has one name everywhere, that of the reply: ``test-accuracy``. A summary's other keys have
-underscores: ``best_round``. Earlier releases wrote ``test_accuracy`` as well; `metric_names` reads
-their files.
+A metric has one name everywhere: ``accuracy`` of a client, and ``train-accuracy`` or
+``novel-accuracy`` of a group of clients. Within the summary's groups `train` and `novel` the name
+stands without its group. A summary's other keys have underscores: ``best_round``. Earlier releases
+wrote ``test_accuracy`` as well; `metric_names` reads their files.
 
 Another person may have written the folder. Known keys must have their types; unknown keys are
 ignored. docs/reference/run-folder.md says what the keys mean."""
@@ -95,6 +96,14 @@ class Evaluation(Model):
     train: Rates | None = None
     novel: Rates | None = None
     per_client: dict[str, ClientResult] = {}
+
+    def by_key(self) -> Rates:
+        """Both groups' metrics by the keys of a round's report, such as ``train-accuracy``."""
+        metrics: Rates = {}
+        for role, group in (("train", self.train), ("novel", self.novel)):
+            for name, value in (group or {}).items():
+                metrics[f"{role}-{name}"] = value
+        return metrics
 
 
 class Megabytes(Model):

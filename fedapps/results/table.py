@@ -15,6 +15,7 @@ from fedapps.results.formats import (
 )
 from fedapps.results.runs import (
     MAIN,
+    ROLES,
     SCORES,
     at_saved_model,
     column,
@@ -61,7 +62,7 @@ def results(runs: "DataFrame") -> TextTable:
             cells[first_number] = FAILED
         rows.append([cells.get(column, "") for column in columns])
     notes = _notes(runs, columns, over_seeds)
-    shown = [MEANINGS[name] for name in MAIN if SCORES[MAIN[name]["train"]].title in columns]
+    shown = [MEANINGS[name] for name in MAIN if SCORES[f"train-{name}"].title in columns]
     meaning = "last round"
     if shown:
         meaning = f"{', '.join(shown)}, at the round that is best on validation"
@@ -70,15 +71,14 @@ def results(runs: "DataFrame") -> TextTable:
 
 def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:
     """The titles of the columns that are not empty."""
-    has_f1 = _known(runs, "f1")
+    has_f1 = _known(runs, "train-f1")
     columns = ["method"]
     columns += [key for key in settings if key != "rounds"]  # which every table has
     for name in main_scores(runs):
-        keys = MAIN[name]
-        if _known(runs, keys["train"]) or not has_f1:
-            columns.append(SCORES[keys["train"]].title)
+        if _known(runs, f"train-{name}") or not has_f1:
+            columns.append(SCORES[f"train-{name}"].title)
         if novel_clients(runs):
-            columns.append(SCORES[keys["novel"]].title)
+            columns.append(SCORES[f"novel-{name}"].title)
     columns += [column(key).title for key in _further(runs)]
     if has_f1:
         columns += ["F1", "F1, users"]
@@ -106,7 +106,7 @@ def _further(runs: "DataFrame") -> list[str]:
 def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[str]:
     """What the columns mean, and the conditions of the numbers."""
     notes = []
-    if SCORES["train"].title in columns:
+    if SCORES["train-accuracy"].title in columns:
         notes.append("training clients: validation accuracy")
     elif SCORES["train-rmse"].title in columns:
         notes.append("training clients: validation samples")
@@ -230,7 +230,7 @@ def at_saved_models(runs: "DataFrame") -> list[str]:
         if not any(map(other_rounds, done)):
             continue
         main = main_scores(group)[0]
-        shown = SCORES[MAIN[main]["train"]]
+        shown = SCORES[f"train-{main}"]
         scores = [at_saved_model(summary).get(main) for summary in done]
         known = [shown.score.shown(score) for score in scores if score is not None]
         if known:
@@ -245,19 +245,19 @@ def _cells(runs: "DataFrame", over_seeds: bool) -> dict[str, str]:
     """A method's cells by column, over its seeds."""
     cells: dict[str, str] = {}
     for name in main_scores(runs):
-        for role, key in MAIN[name].items():
+        for role in ROLES:
             cell = "cannot without labels"
             if role == "train" or _serves_novel(runs):
                 cell = _main_cell(runs, name, role, over_seeds)
-            cells[SCORES[key].title] = cell
+            cells[SCORES[f"{role}-{name}"].title] = cell
     for key in _further(runs):
         shown = column(key)
         values = runs[f"best {key}"]
         cells[shown.title] = seeds_cell(values, shown.decimals(summarize(values).mean))
     fewest_and_most = sorted({runs.rounds.min(), runs.rounds.max()})
     return cells | {
-        "F1": seeds_cell(runs["best f1"], 3),
-        "F1, users": seeds_cell(runs["best f1-users"], 3),
+        "F1": seeds_cell(runs["best train-f1"], 3),
+        "F1, users": seeds_cell(runs["best train-f1-users"], 3),
         "ε": epsilon(runs),
         "êrr": mean_cell(runs["training-error"], 3),
         "½ d̂": mean_cell(runs["half-distance"], 3),
@@ -283,15 +283,14 @@ def _serves_novel(runs: "DataFrame") -> bool:
 def _main_cell(runs: "DataFrame", name: str, role: str, over_seeds: bool) -> str:
     """The main score `name` of a group of clients: mean ± standard deviation over seeds. In a table
     of a single seed, ± is the standard error over clients."""
-    key = MAIN[name][role]
+    key = f"{role}-{name}"
     shown = SCORES[key]
     values = runs[f"best {key}"]
     known = values.dropna()
     decimals = shown.decimals(summarize(values).mean)
     if over_seeds or len(known) != 1:
         return seeds_cell(values, decimals)
-    scores = getattr(runs.summary[known.index[0]], role) or {}
-    standard_error = scores.get("sem")
+    standard_error = runs.summary[known.index[0]].by_key().get(f"{role}-sem")
     if standard_error is None:
         return number_cell(known.iloc[0], decimals)
     return spread_cell(known.iloc[0], shown.score.shown(standard_error), decimals)

@@ -9,7 +9,8 @@
     [clients-per-round]           # clients that train in a round, by method
     [[columns]]
     at = { dataset = "mnist" }    # the settings that tell the column from the others
-    novel = { fedavg = [94.69, 0.08] }   # by score and row: value and spread; [] is not legible
+    # by score and row: value and spread; [] is not legible
+    novel-accuracy = { fedavg = [94.69, 0.08] }
 
 A column may have `settings`, `released` and `facts`, such as the number of samples, of its own. An
 experiment names its tables: ``published = "fedtta/table1"``."""
@@ -22,6 +23,25 @@ from typing import Any
 FOLDER = "published"
 # What a column has beside its scores. `group` holds values of a run that serves several columns.
 BESIDE_SCORES = ("name", "at", "settings", "released", "facts", "derived", "group")
+# The keys that scores had in earlier releases.
+FORMER_SCORES = {
+    "train": "train-accuracy",
+    "novel": "novel-accuracy",
+    "test": "train-test-accuracy",
+    "f1": "train-f1",
+    "f1-users": "train-f1-users",
+    "test-rmse": "train-test-rmse",
+}
+
+
+def score_key(name: str) -> str:
+    """The key of the score that a file of any release calls `name`."""
+    return FORMER_SCORES.get(name, name)
+
+
+def with_score_keys(column: Mapping[str, Any]) -> dict[str, Any]:
+    """A column under the present keys of its scores."""
+    return {score_key(name): values for name, values in column.items()}
 
 
 def published_tables(root: Path) -> dict[str, Path]:

@@ -62,10 +62,10 @@ def test_cells_by_hand():
     def cell(name, number, score, row):
         return read_table(name, experiments_root())["columns"][number][score][row]
 
-    assert cell("fedtta/table1", 2, "novel", "fedtta++") == [62.00, 0.11]
-    assert cell("pfedhn/table1", 5, "test", "pfedhn") == [53.24, 0.31]
-    assert cell("odpfl_hn/table1", 6, "novel", "odpfl-hn") == [32.9, 0.9]
-    assert cell("fedembed/table2", 3, "f1", "fedembed assignment=type") == [0.77, 0.05]
+    assert cell("fedtta/table1", 2, "novel-accuracy", "fedtta++") == [62.00, 0.11]
+    assert cell("pfedhn/table1", 5, "train-test-accuracy", "pfedhn") == [53.24, 0.31]
+    assert cell("odpfl_hn/table1", 6, "novel-accuracy", "odpfl-hn") == [32.9, 0.9]
+    assert cell("fedembed/table2", 3, "train-f1", "fedembed assignment=type") == [0.77, 0.05]
 
 
 def test_a_label_belongs_to_the_row_that_names_most_of_it():
@@ -86,16 +86,22 @@ def test_an_experiment_has_the_values_of_the_tables_that_it_names():
     columns = published_columns("pfedhn/table1", labels, experiments_root())
     assert columns[0] == {
         "at": {"dataset": "cifar10", "num-clients": 10},
-        "test": {"fedavg fraction-train=0.5": 51.42, "fedavg fraction-train=0.1": 51.42},
+        "train-test-accuracy": {
+            "fedavg fraction-train=0.5": 51.42,
+            "fedavg fraction-train=0.1": 51.42,
+        },
     }
     figure = published_columns("fedtta/figure3", ["tent", "fedtta"], experiments_root())
-    assert figure[0]["novel"] == {"fedtta": 75.40}
+    assert figure[0]["novel-accuracy"] == {"fedtta": 75.40}
     with pytest.raises(ValueError, match="table 'fedtta/table9'; known: fedembed/table2"):
         published_columns("fedtta/table9", labels, experiments_root())
     asked = read_experiment("fedtta/table1-mnist")
     assert asked.tables == ("fedtta/table1",)
     mnist, *_ = Published.read(asked.settings, asked.published).columns
-    assert (mnist["train"]["fedavg"], mnist["novel"]["fedtta++"]) == (95.06, 98.66)
+    assert (mnist["train-accuracy"]["fedavg"], mnist["novel-accuracy"]["fedtta++"]) == (
+        95.06,
+        98.66,
+    )
 
 
 def test_reasons_are_sentences(tmp_path):

@@ -26,7 +26,7 @@ def test_a_record_by_hand(tmp_path, monkeypatch):
     assert far["value"] == pytest.approx(92) and far["spread"] == pytest.approx(2.8284)
     assert far["seeds"] == [0, 1] and near["seeds"] == [0] and near["spread"] is None
     assert near["row"] == "fedavg"  # its column has the setting
-    assert (far["row"], far["score"], far["rounds"]) == ("fedavg", "novel", 7)
+    assert (far["row"], far["score"], far["rounds"]) == ("fedavg", "novel-accuracy", 7)
     record.main("alphas", [runs / "near"])  # the texts are those of before
     again = json.loads((tmp_path / "alphas.json").read_text("utf-8"))
     assert again["cells"] == [near] and again["page"] == "digits.md"
@@ -64,12 +64,12 @@ def test_what_a_record_refuses(tmp_path):
         leave(tmp_path / str(alpha), "fedavg", 0, [0.5], **changes)
     cells = []
     for folder in sorted(tmp_path.iterdir()):
-        cells += record.recorded(read_runs(folder)[0], "digits", ["novel"])
+        cells += record.recorded(read_runs(folder)[0], "digits", ["novel-accuracy"])
     with pytest.raises(ValueError, match=r"row 'fedavg' has the seeds \[0, 0\]; name the setting"):
         record.check_seeds(cells)
     record.check_seeds(cells[:1])
     runs = read_runs(tmp_path / "0.1")[0]
     with pytest.raises(ValueError, match="names 'alfa', which is no setting"):
-        record.recorded(runs, "{alfa}", ["novel"])
-    with pytest.raises(ValueError, match="names 'novell'; known: train, novel"):
+        record.recorded(runs, "{alfa}", ["novel-accuracy"])
+    with pytest.raises(ValueError, match="names 'novell'; known: train-accuracy, novel-accuracy"):
         record.recorded(runs, "digits", ["novell"])

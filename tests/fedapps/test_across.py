@@ -10,7 +10,7 @@ from fedapps.results.published import Published
 from fedapps.results.runs import read_runs
 
 BASE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # of mean 0.35
-PAPER = {"at": {"novel-shots": 5}, "novel": {"tent": 42.0}}
+PAPER = {"at": {"novel-shots": 5}, "novel-accuracy": {"tent": 42.0}}
 
 
 def few(folder):
@@ -32,7 +32,7 @@ def test_columns_are_the_values_in_order_and_cells_the_means(tmp_path):
     seeds, all clients on one side; with 5 labels 35 on seed 0, the same as FedAvg there."""
     runs = read_runs(few(tmp_path))[0]
     compared = compare(runs, by=["method", SHOTS], published=Published({}, [PAPER]))
-    shown = side_by_side(compared, SHOTS, ["novel"])
+    shown = side_by_side(compared, SHOTS, ["novel-accuracy"])
     assert shown.columns == ["score", "method", "novel-shots 0", "novel-shots 5", "novel-shots 20"]
     assert shown.rows == [
         ["novel clients", "fedavg", *["45.00 ± 14.14"] * 3],
@@ -53,7 +53,7 @@ def test_arrows_mark_what_differs_over_five_seeds(tmp_path):
             leave(tmp_path, f"fedavg novel-shots={shots}", seed, [0.5])
             leave(tmp_path, f"tent novel-shots={shots}", seed, [0.5 + gain / 100])
     compared = compare(read_runs(tmp_path)[0], by=["method", SHOTS])
-    shown = side_by_side(compared, SHOTS, ["novel"])
+    shown = side_by_side(compared, SHOTS, ["novel-accuracy"])
     assert [cell.endswith("↑") for cell in shown.rows[1][2:]] == [True, False]
     assert "↑, ↓: more, less than fedavg of the same column; Student's" in shown.caption
     page = invoke("table", tmp_path, "--by", "method,novel-shots", "--format", "latex").stdout
@@ -79,9 +79,9 @@ def test_the_other_keys_stay_in_their_order(tmp_path):
     for lr, shots in ((0.1, 0), (0.2, 0), (0.1, 5)):
         label = f"tent lr={lr} novel-shots={shots}"
         leave(tmp_path, label, 0, [lr, 0.5, 0.5, shots / 10], dataset="digits")
-    published = Published({}, [{"at": {SHOTS: 5}, "novel": {"tent lr=0.1": 40.0}}])
+    published = Published({}, [{"at": {SHOTS: 5}, "novel-accuracy": {"tent lr=0.1": 40.0}}])
     compared = compare(read_runs(tmp_path)[0], by=["method", SHOTS, "lr"], published=published)
-    shown = side_by_side(compared, SHOTS, ["novel"])
+    shown = side_by_side(compared, SHOTS, ["novel-accuracy"])
     assert shown.columns == ["score", "method", "lr", "novel-shots 0", "novel-shots 5"]
     assert shown.rows == [
         ["novel clients", "tent", "0.1", "27.50", "40.00 (40.00)"],

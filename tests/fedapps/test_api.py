@@ -29,12 +29,12 @@ def test_a_row_a_run_a_round_a_client(runs, folder):
     assert list(frame.seed) == [0, 1, 0, 1] and set(frame["num-clients"]) == {4}
     rounds, clients = runs.rounds(), runs.clients("last")
     assert len(rounds) == 4 * 2 and len(clients) == 4 * 4
-    last = rounds[rounds["round"] == 2].set_index(["method", "seed"])["novel"]
+    last = rounds[rounds["round"] == 2].set_index(["method", "seed"])["novel-accuracy"]
     novel = clients[clients.role == "novel"].groupby(["method", "seed"]).accuracy.mean()
     pandas.testing.assert_series_equal(last.sort_index(), novel.sort_index(), check_names=False)
     again = fedapps.read(folder)
     assert again.names == runs.names and not again.problems
-    assert math.isclose(again.to_pandas()["last novel"][3], last["tent", 1])
+    assert math.isclose(again.to_pandas()["last novel-accuracy"][3], last["tent", 1])
 
 
 def test_tables_and_figures(runs):

@@ -35,7 +35,7 @@ def test_mean_and_deviation_over_seeds_and_over_clients(tmp_path):
     for both."""
     leave(tmp_path, "fedavg", 0, BASE)
     leave(tmp_path, "fedavg", 1, [a + 0.1 for a in BASE])
-    found = lines(tmp_path)[0]["novel", "fedavg"]
+    found = lines(tmp_path)[0]["novel-accuracy", "fedavg"]
     assert found.mean == pytest.approx(100 * (5.6 / 11 + 0.05))
     assert found.deviation_over_seeds == pytest.approx(10 / 2**0.5)
     assert (found.worst_client, found.lowest_tenth) == pytest.approx((15, 25))
@@ -51,8 +51,8 @@ def test_fewer_than_five_seeds_are_not_tested(tmp_path):
         leave(tmp_path, "fedavg", seed, base)
         leave(tmp_path, "tent", seed, [a + 0.01 * i for i, a in enumerate(base, 1)])
     got, found = lines(tmp_path)
-    assert got["novel", "tent"].difference_to_reference == pytest.approx(3.5)
-    assert math.isnan(got["novel", "tent"].p)
+    assert got["novel-accuracy", "tent"].difference_to_reference == pytest.approx(3.5)
+    assert math.isnan(got["novel-accuracy", "tent"].p)
     texts = as_table(found)
     place = texts.columns.index("less fedavg")
     cells = {(row[0], row[1]): row[place] for row in texts.rows}
@@ -66,10 +66,10 @@ def test_the_sign_over_five_seeds(tmp_path):
         leave(tmp_path, "fedavg", seed, [0.2 + seed / 10, 0.4])
         leave(tmp_path, "tent", seed, [0.2 + seed / 10 + 0.02 * (seed + 1), 0.4])
     got, found = lines(tmp_path)
-    assert got["novel", "tent"].difference_to_reference == pytest.approx(3)
-    assert got["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
+    assert got["novel-accuracy", "tent"].difference_to_reference == pytest.approx(3)
+    assert got["novel-accuracy", "tent"].p == pytest.approx(0.013236, abs=1e-5)
     assert "Student's paired t test over 5 seeds or more" in as_table(found).caption
-    assert got["train", "tent"].p == 1  # no difference at all
+    assert got["train-accuracy", "tent"].p == 1  # no difference at all
     texts = as_table(found)
     place = texts.columns.index("less fedavg")
     cells = {(row[0], row[1]): row[place] for row in texts.rows}
@@ -85,9 +85,9 @@ def test_a_row_is_tested_on_the_seeds_that_it_has(tmp_path):
         if seed < 4:
             leave(tmp_path, "fedtta", seed, [0.2 + seed / 10 + 0.01 * (seed + 1)])
     got, _ = lines(tmp_path)
-    assert got["novel", "tent"].p == pytest.approx(0.013236, abs=1e-5)
-    assert got["novel", "fedtta"].difference_to_reference == pytest.approx(2.5)
-    assert math.isnan(got["novel", "fedtta"].p)
+    assert got["novel-accuracy", "tent"].p == pytest.approx(0.013236, abs=1e-5)
+    assert got["novel-accuracy", "fedtta"].difference_to_reference == pytest.approx(2.5)
+    assert math.isnan(got["novel-accuracy", "fedtta"].p)
 
 
 def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
@@ -97,12 +97,12 @@ def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
             leave(tmp_path, label, 0, [alpha / 2 + plus, 0.3 + plus], partition="dirichlet")
     got, found = lines(tmp_path)
     assert found.by == ["method", "partition.alpha"]
-    assert got["novel", "tent", "0.1"].difference_to_reference == pytest.approx(4)
-    assert got["novel", "tent", "1.0"].difference_to_reference == pytest.approx(2)
+    assert got["novel-accuracy", "tent", "0.1"].difference_to_reference == pytest.approx(4)
+    assert got["novel-accuracy", "tent", "1.0"].difference_to_reference == pytest.approx(2)
     whole = lines(tmp_path, by=["method"])[0]
-    assert ("novel", "tent partition.alpha=0.1") in whole  # not averaged over α
+    assert ("novel-accuracy", "tent partition.alpha=0.1") in whole  # not averaged over α
     assert math.isnan(
-        whole["novel", "tent partition.alpha=1.0"].difference_to_reference
+        whole["novel-accuracy", "tent partition.alpha=1.0"].difference_to_reference
     )  # another split
     with pytest.raises(ValueError, match="more than one run of a seed"):
         compare(read_runs(tmp_path)[0], by=["partition.alpha"])
@@ -115,10 +115,10 @@ def test_the_last_round_and_test_samples_are_other_scores(tmp_path):
     train = {"accuracy": 0.8, "test_accuracy": 0.6, "clients": 2}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"train": train}))
     best = lines(tmp_path)[0]
-    assert best["train", "tent"].mean == pytest.approx(80)
-    assert best["test", "tent"].mean == pytest.approx(60)
-    assert lines(tmp_path)[0]["novel", "tent"].mean == pytest.approx(80)
-    last = lines(tmp_path, round_="last")[0]["novel", "tent"]
+    assert best["train-accuracy", "tent"].mean == pytest.approx(80)
+    assert best["train-test-accuracy", "tent"].mean == pytest.approx(60)
+    assert lines(tmp_path)[0]["novel-accuracy", "tent"].mean == pytest.approx(80)
+    last = lines(tmp_path, round_="last")[0]["novel-accuracy", "tent"]
     assert last.mean == pytest.approx(30)
     assert last.worst_client == pytest.approx(10)
 
@@ -131,7 +131,7 @@ num-clients = 100
 
 [[published]]
 at = { "partition.alpha" = 0.1 }
-novel = { tent = 60.0, "tent adapt-steps=1" = 50.0 }
+novel-accuracy = { tent = 60.0, "tent adapt-steps=1" = 50.0 }
 
 [[published]]
 at = { "partition.alpha" = 1.0 }
@@ -150,7 +150,7 @@ def test_published_values_stand_beside_the_runs_that_they_fit(tmp_path):
     rows = {
         (row["method"], row["partition.alpha"], row["dataset"]): row
         for row in csv.DictReader(io.StringIO(done.stdout))
-        if row["score"] == "novel"
+        if row["score"] == "novel-accuracy"
     }
     printed = {key: row["published"] for key, row in rows.items()}
     assert printed == {
@@ -171,14 +171,14 @@ def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path)
     """Of MNIST's table with two columns by clients; settings that identify a column stand in no
     method's name, others do."""
     columns = [
-        {"at": {"num-clients": 10}, "novel": {"tent": 70.0, "tent adapt-steps=5": 71.0}},
-        {"at": {"num-clients": 40}, "novel": {"tent": 60.0}, "f1": {"tent": 0.5}},
-        {"at": {"num-clients": 70}, "f1": {"tent": 0.4}},
+        {"at": {"num-clients": 10}, "novel-accuracy": {"tent": 70.0, "tent adapt-steps=5": 71.0}},
+        {"at": {"num-clients": 40}, "novel-accuracy": {"tent": 60.0}, "train-f1": {"tent": 0.5}},
+        {"at": {"num-clients": 70}, "train-f1": {"tent": 0.4}},
     ]
     settings = {"dataset": "mnist", "partition": "iid", "rounds": 9, "num-clients": 99}
     paper = Published.read(settings | {"tent.adapt-steps": 7}, columns)
 
-    def value(label, dataset="mnist", score="novel"):
+    def value(label, dataset="mnist", score="novel-accuracy"):
         folder = tmp_path / dataset / label
         leave(folder, label, 0, [0.5], dataset=dataset, partition="iid")
         runs = read_runs(folder)[0]
@@ -190,8 +190,8 @@ def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path)
     }  # what stands in a label, or tells columns, is not
     assert value("tent num-clients=10") == (70.0, got)
     assert value("tent num-clients=10 adapt-steps=5") == (71.0, {"rounds": 30})
-    assert value("tent num-clients=40", score="f1") == (0.5, got)
-    assert value("tent num-clients=70", score="f1") == (0.4, got)
+    assert value("tent num-clients=40", score="train-f1") == (0.5, got)
+    assert value("tent num-clients=70", score="train-f1") == (0.4, got)
     assert value("tent num-clients=40 adapt-steps=5") == (None, {})
     assert value("tent num-clients=20") == (None, {})
     assert value("tent num-clients=10", dataset="digits") == (None, {})
@@ -199,10 +199,10 @@ def test_a_published_value_is_of_its_dataset_its_column_and_its_method(tmp_path)
 
 
 def test_bad_published_tables_are_refused():
-    with pytest.raises(ValueError, match=r"'nowel'; known: at, train, novel"):
+    with pytest.raises(ValueError, match=r"'nowel'; known: at, train-accuracy, novel-accuracy"):
         Published.read({}, {"nowel": {"tent": 3.0}})
     with pytest.raises(ValueError, match="tent is 'much'"):
-        Published.read({}, [{"novel": {"tent": "much"}}])
+        Published.read({}, [{"novel-accuracy": {"tent": "much"}}])
 
 
 def test_a_shipped_table_has_its_published_values():
@@ -210,7 +210,8 @@ def test_a_shipped_table_has_its_published_values():
     published = Published.read(asked.settings, asked.published)
     labels = [f"fedavg fraction-train={share}" for share in (0.5, 0.1, 0.05)]
     first = [
-        column["test"][label] for column, label in zip(published.columns, labels, strict=False)
+        column["train-test-accuracy"][label]
+        for column, label in zip(published.columns, labels, strict=False)
     ]
     assert first == [51.42, 47.79, 44.12]
     assert asked.published[2]["at"] == {"dataset": "cifar10", "num-clients": 100}

@@ -37,7 +37,7 @@ def test_curves_are_means_over_seeds_within_their_range(tmp_path):
 
 def test_a_curve_has_its_rounds_in_order_and_f1_if_there_is_no_accuracy(tmp_path):
     """Seed 0 was evaluated in rounds 1 and 3, seed 1 in round 2. F1 beside an accuracy is not
-    drawn."""
+    drawn; alone it is no percentage."""
     for seed, accuracies in enumerate(({1: 0.25, 3: 0.5}, {2: 0.75})):
         run = leave(tmp_path, "fedavg", seed, [0.5])
         lines = [
@@ -50,8 +50,8 @@ def test_a_curve_has_its_rounds_in_order_and_f1_if_there_is_no_accuracy(tmp_path
     users = leave(tmp_path / "users", "global", 0, [0.5])
     (users / "metrics.jsonl").write_text('{"round": 1, "evaluation": {"novel-f1": 0.375}}')
     (axis,) = curves(read_runs(tmp_path / "users")[0]).axes
-    assert (axis.get_title(), axis.get_xlabel()) == ("novel clients", "round")
-    assert axis.lines[0].get_xydata().tolist() == [[1, 37.5]]
+    assert (axis.get_title(), axis.get_ylabel(), axis.get_xlabel()) == ("novel, F1", "F1", "round")
+    assert axis.lines[0].get_xydata().tolist() == [[1, 0.375]]
 
 
 def test_curves_by_simulated_time_stand_at_the_mean_time_of_a_round(tmp_path):

@@ -107,7 +107,7 @@ def test_the_comparison_by_hand(tmp_path):
     leave(tmp_path, "tent", 0, [0.5], **LIMITS | {"dataset": "digits"})
     found = measured(part, read_runs(tmp_path)[0])
     assert {(cell.column, cell.row) for cell in found} == {("MNIST", "fedavg")}
-    novel = {cell.score: cell for cell in found}["novel"]
+    novel = {cell.score: cell for cell in found}["novel-accuracy"]
     assert novel.value == pytest.approx(92) and novel.spread == pytest.approx(8**0.5)
     assert novel.seeds == [0, 1] and novel.rounds == 200
     shown = as_table("fedtta/table1", [part], [novel])
@@ -136,7 +136,7 @@ def test_a_table_runs_continues_and_is_written(tmp_path, monkeypatch):
     assert record["changes"] == {"data": "mnist", "rounds": 1}
     (cell,) = record["cells"]
     assert (cell["row"], cell["score"], cell["dataset"], cell["seeds"]) == (
-        "odpfl-hn", "novel", "mnist", [0])  # fmt: skip
+        "odpfl-hn", "novel-accuracy", "mnist", [0])  # fmt: skip
     assert len(cell["code"]) == 12
     assert "ODPFL-HN" in (tmp_path / "out" / "table.md").read_text("utf-8")
     assert "finished" in fedapps(*words, "--dry-run")
