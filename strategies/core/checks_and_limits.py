@@ -24,20 +24,31 @@ limit of 1/ρ of that, so that norm and count together stay within one limit.
 *Risks and losses* are limited to a few times the upper quartile of the replies.
 
 Replies within the limits are not changed. Among fewer than `MIN_REPLIES_FOR_NORMS` replies the
-limits of norms are twice as large, and norms do not limit counts."""
+limits of norms are twice as large, and norms do not limit counts.
+
+`Receiver` does all of this with the replies to a strategy's messages."""
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from logging import WARNING
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 
-from clients.core.arrays import Arrays, as_type, from_record, is_counter, is_statistic
+from clients.core.arrays import (
+    Arrays,
+    as_type,
+    from_record,
+    is_counter,
+    is_statistic,
+    num_bytes,
+)
 from clients.core.protocol import (
     CAPABILITIES,
     CLIENT,
@@ -49,6 +60,7 @@ from clients.core.protocol import (
     MODEL,
     NOVEL,
     NUM_EXAMPLES,
+    SAVE_STATE,
     SECONDS,
     START_ERROR,
     SUMS,
@@ -56,10 +68,13 @@ from clients.core.protocol import (
     UNLABELED,
     VALUE_SUMS,
 )
+from fedapps.common.errors import bounded, brief, cause_of
 from partitions.datasets.statistics_reading import read_statistics
 from partitions.shares import SUB_POPULATION
+from strategies.core.privacy import Privacy
 from strategies.core.replies import (
     LACKS,
+    NOT_FINITE,
     Node,
     Requirement,
     Update,
@@ -67,6 +82,7 @@ from strategies.core.replies import (
     finite,
     is_lost,
 )
+from strategies.core.round_state import Round, Sent
 
 # Checks
 
@@ -101,6 +117,10 @@ MAX_QUARTILE_RATIO = 4.0
 METRIC_LIMITS = {"risk": 2.0, LOSS: 100.0}
 # Replies that affect their sender alone: no other client's model depends on them.
 SEPARATE = (DOMAIN, "query.describe", "query.export")
+
+# Causes of refusal that `on_failure` gets; a client may invent any number of them.
+MAX_CAUSES = 50
+NO_ARRAYS: Mapping[Node, Arrays] = {}
 
 Norms = dict[str, float]  # by group
 WIDE = {np.dtype(np.float32), np.dtype(np.float64)}  # types whose squares are summed as they are
@@ -644,3 +664,196 @@ class NormHistory:
         if len(norms) >= MIN_REPLIES_FOR_QUARTILE:
             usual = max(usual, usual_size(norms.values()))
         return usual
+
+
+class ReceivingStrategy(Protocol):
+    """What a receiver reads of its strategy."""
+
+    timeout: float
+    nodes: MutableSequence[Node]
+    now: Round
+    requires: Requirement | None
+    privacy: Privacy | None
+    runs_own_loop: bool
+    limit_groups: tuple[str, ...]
+    protect: bool
+    max_update_norm: float
+    max_update_ratio: float
+    max_examples_ratio: float
+    weighted_by_key: str
+    on_failure: Callable[[str], None] | None
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether the participants and their number are secret."""
+
+
+class Receiver:
+    """Reads the replies to a strategy's messages.
+
+    Bytes and refused replies are counted in the strategy's present round."""
+
+    def __init__(self, strategy: ReceivingStrategy) -> None:
+        self._strategy = strategy
+        self.sizes = NormHistory()
+        self._causes: set[str] = set()  # passed to `on_failure`
+
+    def receive(
+        self,
+        sent: Sent,
+        replies: Iterable[Message],
+        like: Mapping[Node, Arrays] = NO_ARRAYS,
+        starts: Mapping[Node, Arrays] = NO_ARRAYS,
+        *,
+        train: bool = False,
+    ) -> list[Update]:
+        """The valid replies to the messages `sent`, sorted by client.
+
+        Other replies are counted and logged. `replies` may be an iterator: each is read before the
+        next one is taken. `like` gives, by node, the arrays whose names, shapes and dtypes a reply
+        must have; `starts` those that its change is measured from, where that is not from zero.
+        `train`: a reply needs a positive weight and what the strategy requires."""
+        kind = sent[0][0].metadata.message_type if sent else ""
+        changes, unanswered = self.read(sent, replies, like, starts, train=train)
+        for node in unanswered:
+            self.drop_missing(node)
+        return self.limited(kind, sorted(changes, key=lambda change: change.update.node))
+
+    def read(
+        self,
+        sent: Sent,
+        replies: Iterable[Message],
+        like: Mapping[Node, Arrays],
+        starts: Mapping[Node, Arrays],
+        *,
+        train: bool = False,
+    ) -> tuple[list[Change], list[Node]]:
+        """The valid replies in the order of their arrival, and the nodes that did not answer.
+
+        The arguments are those of `receive`; the replies are not limited yet."""
+        strategy = self._strategy
+        nodes = {message.metadata.message_id: node for message, node in sent}
+        changes: list[Change] = []
+        for reply in replies:
+            # Removed, since a second reply to the same message does not count.
+            node = nodes.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            start = starts.get(node, {})
+            change = self._read(reply, node, like.get(node), start, train=train)
+            if change is not None:
+                changes.append(change)
+                strategy.now.bytes["up"] += num_bytes(change.update.arrays.values())
+        return changes, list(nodes.values())
+
+    def _read(
+        self, reply: Message, node: Node, like: Arrays | None, start: Arrays, *, train: bool
+    ) -> Change | None:
+        """The reply of a node, and its change from `start`; None if it is refused."""
+        strategy = self._strategy
+        update, cause, detail = read_reply(
+            reply, node, like, train, strategy.weighted_by_key, strategy.requires
+        )
+        if update is None:
+            self.drop(node, cause, detail)
+            return None
+        if train and strategy.privacy is not None:
+            not_private = strategy.privacy.exposed(update)
+            if not_private:
+                self.drop(node, "not-private", not_private)
+                return None
+        change = Change(update, start, strategy.limit_groups)
+        name = change.not_finite()
+        if name:
+            self.drop(node, NOT_FINITE, f"{name} holds NaN or infinity")
+            return None
+        return change
+
+    def limited(self, kind: str, changes: list[Change]) -> list[Update]:
+        """The updates of plausible size, within the limits of `strategies.core.checks_and_limits`.
+
+        `changes` are sorted by client, so that sums are the same on every engine."""
+        strategy = self._strategy
+        updates = [change.update for change in changes]
+        # Where participants are secret, usual sizes would reveal something about them; there the
+        # privacy clips every update.
+        if strategy.hides_participants or not updates or kind == SAVE_STATE:
+            return updates
+        if strategy.protect:
+            for change, update in zip(changes, bound_numbers(updates), strict=True):
+                change.update = update
+        # Clients without labels change less than others, so their norms are no measure for them.
+        labeled = [change for change in changes if not change.update.node.unlabeled]
+        measured = labeled or changes
+        # Nor is the answer of a client that has nothing to add to a sum.
+        if kind.startswith("query."):
+            measured = [change for change in measured if any(change.norms.values())] or measured
+        norms = {change.update.node.client: change.norms for change in measured}
+        usual = self.sizes.usual(kind, norms)
+
+        max_examples = self._max_examples(kind, updates)
+        enough_replies = len(changes) >= MIN_REPLIES_FOR_NORMS
+        norm_ratio = self._norm_ratio(kind)
+        if not enough_replies:
+            norm_ratio *= 2
+        max_norm = strategy.max_update_norm if kind == "train" else 0.0
+        result = []
+        for change in changes:
+            absurd = change.absurd(usual)
+            if absurd:
+                self.drop(change.update.node, "absurd", absurd)
+                continue
+            limited = change.limited(
+                usual, norm_ratio, max_norm, max_examples, norms_limit_counts=enough_replies
+            )
+            if limited.arrays is not change.update.arrays:
+                strategy.now.clipped += 1
+            if limited.num_examples != change.update.num_examples:
+                strategy.now.recounted += 1
+            result.append(limited)
+        return result
+
+    def _max_examples(self, kind: str, updates: Sequence[Update]) -> float:
+        """The sample count that a reply counts with at most; infinity if it is not limited."""
+        strategy = self._strategy
+        if kind == "evaluate" or not strategy.max_examples_ratio:
+            return math.inf
+        # The count that a client gave when it joined is a measure only if sample counts are the
+        # weights.
+        joined: list[Node] = []
+        if strategy.weighted_by_key == NUM_EXAMPLES:
+            joined = [node for node in strategy.nodes if not node.novel]
+        return strategy.max_examples_ratio * usual_count(updates, joined)
+
+    def _norm_ratio(self, kind: str) -> float:
+        """The limit of a group's norm, in usual norms; 0 if it is not limited."""
+        strategy = self._strategy
+        # Inside a Flower privacy wrapper the wrapper clips.
+        if not strategy.runs_own_loop or kind == "evaluate" or kind in SEPARATE:
+            return 0.0
+        return strategy.max_update_ratio
+
+    def drop_missing(self, node: Node) -> None:
+        """Count and log a reply that did not come in time."""
+        self.drop(node, "missing", f"none within {self._strategy.timeout} s")
+
+    def drop(self, node: Node, cause: str, detail: str) -> None:
+        """Count and log a reply that is not used.
+
+        Each new cause is also passed to the strategy's `on_failure`, with its whole detail."""
+        strategy = self._strategy
+        detail = bounded(detail)
+        strategy.now.dropped[cause] += 1
+        client = "a client"
+        if not strategy.hides_participants:
+            client = f"client {node.client}, round {strategy.now.number}"
+        if not strategy.now.failure:
+            strategy.now.failure = f"{client}: {cause}: {brief(detail)}"
+        key = f"{cause}\n{cause_of(detail)}"
+        if key in self._causes or len(self._causes) == MAX_CAUSES:
+            log(WARNING, "%s: reply dropped, %s: %s", client, cause, brief(detail))
+            return
+        log(WARNING, "%s: reply dropped, %s: %s", client, cause, detail)
+        self._causes.add(key)
+        if strategy.on_failure is not None:
+            strategy.on_failure(f"{client}: {cause}\n{detail}")

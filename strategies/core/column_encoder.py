@@ -15,9 +15,10 @@ from clients.core.arrays import Arrays
 from clients.core.protocol import ENCODING, NUM_EXAMPLES, SHAPE, STATISTICS, SUMS
 from partitions.datasets.shared_encoding import Sent, SharedEncoding, agreeing, learnt
 from partitions.datasets.statistics_reading import read_encoding
-from strategies.core.messages import Messenger
+from strategies.core.checks_and_limits import Receiver
 from strategies.core.privacy import Privacy
 from strategies.core.replies import Node, Requirement, Update
+from strategies.core.round_state import Round
 
 COVERED = "sums over the columns of training rows"  # what privacy would have to cover
 DIFFERS = "columns"  # cause of refusal: a client has other columns than most
@@ -26,10 +27,15 @@ DIFFERS = "columns"  # cause of refusal: a client has other columns than most
 class Asking(Protocol):
     """What an encoder uses of its strategy."""
 
-    messenger: Messenger
+    receiver: Receiver
+    now: Round
     privacy: Privacy | None
     runs_own_loop: bool
     weighted_by_key: str
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether the participants and their number are secret."""
 
     def training_nodes(self) -> Iterable[Node]:
         """The training nodes that are present."""
@@ -79,20 +85,20 @@ class ColumnEncoder:
         nodes: list[Node] = []
         for update in updates:
             if SUMS not in update.metrics:
-                strategy.messenger.drop(update.node, "malformed", f"the reply holds no {SUMS}")
+                strategy.receiver.drop(update.node, "malformed", f"the reply holds no {SUMS}")
                 continue
             nodes.append(update.node)
             sent.append(_sent(update, strategy))
         if not sent:
             raise RuntimeError(
                 f"none of {len(payloads)} training clients sent the sums of its columns, which "
-                f"standardize='training-clients' asks for; {strategy.messenger.failure}"
+                f"standardize='training-clients' asks for; {strategy.now.failure}"
             )
         notes: list[str] = []
         try:
             kept, others = agreeing(sent)
             for number, difference in others:
-                strategy.messenger.drop(nodes[number], DIFFERS, difference)
+                strategy.receiver.drop(nodes[number], DIFFERS, difference)
             encoding = learnt(kept, self._missing, notes)
             self._check_shape(encoding)
         except ValueError as error:
@@ -136,5 +142,5 @@ def _sent(update: Update, strategy: Asking) -> Sent:
         weight = 1 / statistics.rows
     elif strategy.weighted_by_key == NUM_EXAMPLES and update.num_examples < statistics.rows:
         weight = update.num_examples / statistics.rows
-    name = "a client" if strategy.messenger.hides_participants else f"client {update.node.client}"
+    name = "a client" if strategy.hides_participants else f"client {update.node.client}"
     return Sent(name, statistics, weight)

@@ -26,7 +26,6 @@ from clients.core.protocol import (
 from fedapps.common.tasks import TASKS, reported_name
 from partitions.shares import SUB_POPULATION
 from strategies.core.domain_distances import a_distances
-from strategies.core.messages import Messenger
 from strategies.core.nodes import Nodes
 from strategies.core.replies import Node, Update
 from strategies.core.round_state import Request
@@ -47,7 +46,6 @@ TRIMMED = 0.1  # share of clients at each end that `trimmed` leaves out
 class EvaluatingStrategy(Protocol):
     """The part of a strategy that `Evaluation` reads."""
 
-    messenger: Messenger
     nodes: MutableSequence[Node]
     weighted_by_key: str
     evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
@@ -59,6 +57,10 @@ class EvaluatingStrategy(Protocol):
     @property
     def round(self) -> int:
         """The number of the present round."""
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether the participants and their number are secret."""
 
     def training_nodes(self) -> Nodes:
         """The training nodes that are present."""
@@ -108,7 +110,7 @@ class Evaluation:
         counts: Counter[str] = Counter()
         for update in updates:
             counts.update(update.not_finite)
-        if not self._strategy.messenger.hides_participants:
+        if not self._strategy.hides_participants:
             self._log_not_finite(counts, len(updates))
         return dict(sorted(counts.items()))
 
@@ -168,7 +170,7 @@ class Evaluation:
 
     def _warn_of_few_samples(self, updates: Sequence[Update]) -> None:
         """Warn once of a novel client that is scored on less than `FEW_SAMPLES` samples."""
-        if self._warned_of_few_samples or self._strategy.messenger.hides_participants:
+        if self._warned_of_few_samples or self._strategy.hides_participants:
             return
         counts = [update.num_examples for update in updates if update.node.novel]
         if not counts or min(counts) >= FEW_SAMPLES:

@@ -18,7 +18,7 @@ answer while they train, so evaluations leave busy nodes out."""
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -28,8 +28,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from clients.core.arrays import Arrays, as_type
 from strategies.core.checks_and_limits import Change
 from strategies.core.latency import Latency
-from strategies.core.messages import Messenger, RunningStrategy, Sent
+from strategies.core.messages import Messenger, SendingStrategy
 from strategies.core.replies import Node, Update
+from strategies.core.round_state import Sent
 
 POLL_SECONDS = 0.1  # between two questions for real nodes' replies
 
@@ -50,9 +51,10 @@ class Flight:
     lost: bool = False
 
 
-class LateStrategy(RunningStrategy, Protocol):
+class LateStrategy(SendingStrategy, Protocol):
     """The part of a strategy that `LateReplies` reads."""
 
+    nodes: MutableSequence[Node]
     latency: Latency | None
     messenger: Messenger
     uses_late_replies: bool
@@ -60,6 +62,10 @@ class LateStrategy(RunningStrategy, Protocol):
     round_deadline: float
     late_exponent: float
     min_valid_replies: int
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether the participants and their number are secret."""
 
     def expected_replies(self) -> dict[Node, Arrays]:
         """For each node the arrays that its reply must be like; see `PersonalizedStrategy`."""
@@ -144,12 +150,12 @@ class LateReplies:
             changes = self._awaited(started, like, starts)
         num_late = len(started & self.busy)
         num_arrived = sum(change.update.node in late for change in changes)
-        if strategy.messenger.hides_participants:
+        if strategy.hides_participants:
             self._flights = []  # a busy node would tell who took part before
         if not strategy.uses_late_replies:
             changes = [change for change in changes if change.update.node not in late]
         changes.sort(key=lambda change: change.update.node)
-        updates, ages = self._rebased(strategy.messenger.limited("train", changes), late)
+        updates, ages = self._rebased(strategy.receiver.limited("train", changes), late)
         if self.ends_early:
             now.report |= {"late": num_late, "late-used": len(ages)}
             now.report["late-dropped"] = num_arrived - len(ages)
@@ -163,7 +169,7 @@ class LateReplies:
 
     def _needed(self, started: Collection[Node]) -> int:
         """How many valid replies of the nodes that this round asked end it."""
-        if self._strategy.messenger.hides_participants:
+        if self._strategy.hides_participants:
             return len(started) + 1  # the deadline alone ends it
         # Without the subtraction 0.55 · 100 would need 56 replies, as it is rounded upwards.
         return math.ceil(self._strategy.round_quorum * len(started) - 1e-9)
@@ -171,7 +177,7 @@ class LateReplies:
     def _least(self) -> int:
         """How many valid replies a round needs, even after its deadline."""
         strategy = self._strategy
-        return 0 if strategy.messenger.hides_participants else strategy.min_valid_replies
+        return 0 if strategy.hides_participants else strategy.min_valid_replies
 
     def _usable(self, node: Node, started: Collection[Node]) -> bool:
         return node in started or self._strategy.uses_late_replies
@@ -200,7 +206,7 @@ class LateReplies:
             changes += self._delivered(due[:count], like, starts)
             self.seconds = max(self.seconds, due[count - 1].ends_at)
             due = due[count:]
-        if cut or (strategy.messenger.hides_participants and deadline < math.inf):
+        if cut or (strategy.hides_participants and deadline < math.inf):
             self.seconds = max(self.seconds, deadline)  # later, if too few had replied
         self._flights = due
         return changes
@@ -236,19 +242,19 @@ class LateReplies:
     ) -> list[Change]:
         """Send the messages of simulated clients; returns the valid replies."""
         strategy = self._strategy
-        messenger = strategy.messenger
+        receiver = strategy.receiver
         for flight in flights:
             if flight.lost:
-                messenger.drop_missing(flight.node)
+                receiver.drop_missing(flight.node)
         sent = [(flight.message, flight.node) for flight in flights if not flight.lost]
         if not sent:
             return []
         # Grids of this package yield replies as they arrive; Flower's return a list.
         send = getattr(strategy.grid, "stream", strategy.grid.send_and_receive)
         replies = send([message for message, _ in sent], timeout=strategy.timeout)
-        changes, unanswered = messenger.read(sent, replies, like, starts, train=True)
+        changes, unanswered = receiver.read(sent, replies, like, starts, train=True)
         for node in unanswered:
-            messenger.drop_missing(node)
+            receiver.drop_missing(node)
         return changes
 
     def _awaited(
@@ -259,7 +265,7 @@ class LateReplies:
     ) -> list[Change]:
         """Push the round's messages to real nodes, and pull replies until the round ends."""
         strategy = self._strategy
-        messenger = strategy.messenger
+        receiver = strategy.receiver
         grid = strategy.grid
         messages = [flight.message for flight in self._flights if flight.node in started]
         if messages:
@@ -272,7 +278,7 @@ class LateReplies:
             sent = [(flight.message, flight.node) for flight in self._flights]
             ids = [message.metadata.message_id for message, _ in sent]
             replies = grid.pull_messages(ids) if ids else []
-            pulled, unanswered = messenger.read(sent, replies, like, starts, train=True)
+            pulled, unanswered = receiver.read(sent, replies, like, starts, train=True)
             changes += pulled
             present = time.monotonic()
             still_busy = set(unanswered)
@@ -282,7 +288,7 @@ class LateReplies:
             enough = sum(node in started for node in valid) >= self._needed(started)
             least = sum(self._usable(node, started) for node in valid) >= self._least()
             over = present >= deadline
-            alone = messenger.hides_participants and deadline < math.inf
+            alone = strategy.hides_participants and deadline < math.inf
             if least and (over or (enough and not alone)):
                 break
             if not self._flights and not (alone and not over):
@@ -295,7 +301,7 @@ class LateReplies:
         strategy = self._strategy
         for flight in self._flights:
             if present >= flight.ends_at:
-                strategy.messenger.drop_missing(flight.node)
+                strategy.receiver.drop_missing(flight.node)
         self._flights = [flight for flight in self._flights if present < flight.ends_at]
 
     def _launched(self, message: Message, node: Node) -> Flight:
@@ -402,7 +408,7 @@ class LateReplies:
             if flight.node in present:
                 flights.append(replace(flight, node=present[flight.node]))
             else:
-                self._strategy.messenger.drop(flight.node, "missing", "the node left")
+                self._strategy.receiver.drop(flight.node, "missing", "the node left")
         self._flights = flights
 
 

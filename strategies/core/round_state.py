@@ -11,6 +11,8 @@ from flwr.app import Message
 from clients.core.arrays import Arrays
 from strategies.core.replies import Node
 
+Sent = list[tuple[Message, Node]]  # messages, each with the node that gets it
+
 
 class Stop(Exception):
     """Raised by `on_round` to end training after the present round."""
@@ -43,7 +45,7 @@ class Round:
     """The state of one round; the next round starts with a new object."""
 
     number: int = 0
-    sent: list[tuple[Message, Node]] = field(default_factory=list)  # replies not yet received
+    sent: Sent = field(default_factory=list)  # replies not yet received
     payloads: dict[Node, Arrays] = field(default_factory=dict)  # the train messages' arrays
     report: dict[str, Any] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)  # refused replies by cause

@@ -17,8 +17,8 @@ run, its training, its evaluation and its checkpoint, one after the other.
 group, such as "control/conv1.weight"; names without are the model's.
 
 The other files of this folder have one subject each: the roster of nodes (`roster`), messages
-(`messages`), checks and limits of replies (`checks_and_limits`), metrics (`evaluation`), saved
-state (`run_state`), rounds that are undone (`undone_rounds`) and privacy (`privacy`)."""
+(`messages`), replies with their checks and limits (`checks_and_limits`), metrics (`evaluation`),
+saved state (`run_state`), undone rounds (`undone_rounds`) and privacy (`privacy`)."""
 
 import math
 import re
@@ -63,6 +63,7 @@ from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, setting
 from fedapps.common.settings import SECONDS as POSITIVE_SECONDS
 from fedapps.common.tasks import AUTO
+from strategies.core.checks_and_limits import Receiver
 from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.evaluation import (
     MAIN_SCORES,
@@ -350,6 +351,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         self.token = uuid4().hex  # tells nodes which of their states belong to this run
         self.common_config: dict[str, Any] = {}  # part of every message's config
 
+        self.receiver = Receiver(self)
         self.messenger = Messenger(self)
         self.late = LateReplies(self)
         self.roster = Roster(
@@ -374,6 +376,11 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
     def decay(self) -> float:
         """The factor of the learning rates in the present round."""
         return lr_factor(self.lr_decay, self.lr_decay_rounds, self.saved_rounds + self.round)
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether the participants and their number are secret."""
+        return self.privacy is not None and self.privacy.hides_participants
 
     # What a method overrides
 
@@ -866,7 +873,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         if self.late.active:
             updates = self.late.collect(now.sent)
         else:
-            updates = self.messenger.receive(
+            updates = self.receiver.receive(
                 now.sent, replies, self.expected_replies(), self.baselines(), train=True
             )
         now.end_phase("clients")
@@ -938,7 +945,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             aggregate = self.train_metrics_aggr_fn or foreign_means
             foreign_records = records(updates, self.weighted_by_key)
             metrics.update(aggregate(foreign_records, self.weighted_by_key))
-        if not self.messenger.hides_participants:
+        if not self.hides_participants:
             metrics["valid-replies"] = report["valid"]
             if report["loss"] is not None:
                 metrics["loss"] = report["loss"]
@@ -959,7 +966,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         if not dropped or self.on_client_failure != "stop":
             return
         # Counts would tell how many took part.
-        causes = sorted(dropped) if self.messenger.hides_participants else dict(dropped)
+        causes = sorted(dropped) if self.hides_participants else dict(dropped)
         raise RuntimeError(
             f"{self._unmet_requirement()}round {self.round}: a client failed ({causes}); "
             f"{self.now.failure}"
@@ -971,7 +978,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         least = self.min_valid_replies
         if len(updates) >= least or not now.report["sampled"]:  # a private sample may be empty
             return
-        if self.messenger.hides_participants:
+        if self.hides_participants:
             count = "too few valid replies"
             causes = ""
         else:
@@ -1095,7 +1102,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         now = self.now
         metrics = None
         if now.evaluated:
-            updates = self.messenger.receive(now.sent, replies)
+            updates = self.receiver.receive(now.sent, replies)
             self._stop_on_failure()
             self._stop_on_unscored(updates)
             metrics = self._evaluation.metrics(updates)
@@ -1149,7 +1156,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             "arrays": self.arrays,
             "kept": {name: getattr(self, name) for name in self.persistent_attributes},
             "optimizers": [optimizer.state() for optimizer in self.optimizers()],
-            "sizes": self.messenger.sizes.state(),
+            "sizes": self.receiver.sizes.state(),
             "privacy": self.privacy.state() if self.privacy else {},
             "token": self.token,
             "late": self.late.state(),
@@ -1180,7 +1187,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             self.undone_rounds = state.get("undone-rounds", 0)
             for optimizer, saved in zip(self.optimizers(), state["optimizers"], strict=True):
                 optimizer.load_state(saved)
-            self.messenger.sizes.load_state(state["sizes"])
+            self.receiver.sizes.load_state(state["sizes"])
             self.late.load_state(state.get("late", {}))
             if self.privacy is not None:
                 self.privacy.restore(state["privacy"])

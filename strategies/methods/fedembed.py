@@ -197,7 +197,7 @@ class FedEmbed(HeldHeads, WithSelfOrganizingMap, CentralAdam):
             if is_valid:
                 accepted.append(reply)
             else:
-                self.messenger.drop(reply.node, "malformed", why)
+                self.receiver.drop(reply.node, "malformed", why)
         return accepted
 
     def _refitted(self, nodes: Sequence[Node]) -> tuple[np.ndarray, list[Node]]:

@@ -227,7 +227,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
                 known.append(node)
             else:
                 detail = f"its network {node.properties.get('model')!r} is not known"
-                self.messenger.drop(node, "model", detail)
+                self.receiver.drop(node, "model", detail)
         embeddings = self.generator.embeddings
         new = [node for node in known if node.client not in embeddings]
         if self.descriptor == "learnt":
@@ -283,7 +283,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
             if v.shape == (self.generator.embedding_dim,):
                 valid[node] = v
             else:
-                self.messenger.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
+                self.receiver.drop(node, "shape", f"{DESCRIPTOR} is {v.shape}")
         return valid
 
     def _shares_of_classes(
@@ -308,7 +308,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
                 shares[node] = class_shares(counts, self.class_totals)
             else:
                 detail = "no training client has sent the class counts that its own are divided by"
-                self.messenger.drop(node, "model", detail)
+                self.receiver.drop(node, "model", detail)
         return shares
 
     def _vectors(self, nodes: Sequence[Node]) -> dict[Node, Tensor]:

@@ -745,7 +745,7 @@ def test_another_runs_last_evaluation_is_none_of_this_ones():
         got = strategy._round_and_volunteers(2)
         kept = {"kept": {"recent": got}, "arrays": strategy.arrays}
         strategy.optimizers = list
-        strategy.messenger.sizes.load_state = lambda _: None
+        strategy.receiver.sizes.load_state = lambda _: None
         strategy.load_state(state | kept)
         strategy.now = Round(3)
         reply = Update(node, {"prototype": np.zeros(2, np.float32)}, 1, {})

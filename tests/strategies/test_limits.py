@@ -114,10 +114,10 @@ def test_a_thousand_times_the_usual_norm_is_absurd():
 def test_an_answer_of_zeros_is_no_measure_of_another():
     """Two of three clients have nothing to add to a sum. The third is honest. In training two that
     did not change say what is usual, and a thousand is the limit."""
-    limited = FedAvg().messenger.limited
+    limited = FedAvg().receiver.limited
     assert len(limited("query.sums", of_norm(0, 0, 2000))) == 3
     assert len(limited("train", of_norm(0, 0, 2000))) == 2
-    assert len(FedAvg().messenger.limited("query.sums", of_norm(1, 1, 0, 2000))) == 3
+    assert len(FedAvg().receiver.limited("query.sums", of_norm(1, 1, 0, 2000))) == 3
 
 
 def test_a_change_is_finite_if_its_entries_are_though_its_norm_may_not_be():

@@ -113,8 +113,8 @@ def test_what_is_measured_from_where_and_clipped():
     """Node i is √2·i from the (100, 100) that it was sent; at a norm of 2√2 they move by 1, 2, 2.
     What it doubles to (14, 14) is measured from zero, for itself, and never clipped."""
     strategy, seen = Asking(max_update_norm=2 * 2**0.5), {}
-    usual = strategy.messenger.sizes.usual
-    strategy.messenger.sizes.usual = lambda kind, norms: (
+    usual = strategy.receiver.sizes.usual
+    strategy.receiver.sizes.usual = lambda kind, norms: (
         seen.update({kind: list(norms.values())}) or usual(kind, norms)
     )
     result, _, _ = go(strategy)
