@@ -101,6 +101,12 @@ def test_fedprox_without_mu_is_fedavg():
         client(FedProxClient, mu=-1.0)
 
 
+@pytest.mark.parametrize(("name", "hook"), [("fit", "train"), ("evaluate", "score")])
+def test_what_only_flowers_former_api_calls_cannot_be_overridden(name, hook):
+    with pytest.raises(TypeError, match=f"Mine overrides '{name}', .*; override '{hook}'"):
+        type("Mine", (Client,), {name: lambda self, parameters, config: None})
+
+
 def test_personal_arrays_stay_and_persist():
     one = client(FedPerClient, share=share(x=((1.0,), (2.0,))), local_steps=3)
     shared = {"body.weight": np.array([[1.0], [0.5]], np.float32)}
