@@ -193,8 +193,11 @@ class Client(Protocol):
     supports_streaming: bool
     criterion: Criterion
     targets: Targets
-    own_scores: Mapping[str, OwnScore]
     stream: dict[str, Tensor]
+
+    @property
+    def own_scores(self) -> Mapping[str, OwnScore]:
+        """The user's own scores by name."""
 
     @property
     def scored_as_novel(self) -> bool:
