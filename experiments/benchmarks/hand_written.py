@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from clients.models.adaptable import Adaptable
-from strategies.methods._hypernetwork import Hypernetwork
+from strategies.maths.hypernetwork import Hypernetwork
 
 Shares = Sequence[tuple[Tensor, Tensor]]  # x (n, *shape), y (n,) of clients
 Batches = Callable[[int], Sequence[Tensor]]  # the rows of the mini-batches of n samples

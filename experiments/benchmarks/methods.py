@@ -26,7 +26,7 @@ from experiments.benchmarks.measure import NEVER, Row, compare, seconds, time_ro
 from fedapps.settings.config import Config, defaults, settings
 from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
-from strategies.methods._hypernetwork import Hypernetwork
+from strategies.maths.hypernetwork import Hypernetwork
 
 SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 64
 FEDTTA_STEPS, FEDTTA_REPEATS = 100, 15

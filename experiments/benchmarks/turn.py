@@ -26,7 +26,7 @@ from fedapps.common.seeds import drawing, seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults, settings
-from strategies.methods._hypernetwork import Hypernetwork
+from strategies.maths.hypernetwork import Hypernetwork
 
 STEPS = (1, 5, 20)
 BATCH = 32

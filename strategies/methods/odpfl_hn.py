@@ -7,7 +7,7 @@ model.
 
 Departs from the paper: a round has any number of clients, whose gradients are averaged; the last
 message carries γ again, so clients need not store it; buffers are averaged on the server (see
-`strategies.methods._hypernetwork`). Every answer of a private novel client spends ε, so the
+`strategies.methods._generated_networks`). Every answer of a private novel client spends ε, so the
 server asks it once, in the last round, which is then the reported one. The default limits of
 replies do not protect the method from one liar of ten (docs/reference/failures.md)."""
 
@@ -30,7 +30,7 @@ from strategies.core.privacy import TEST_SETTING
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.strategy import PersonalizedStrategy
 from strategies.maths.moments import Moments
-from strategies.methods._hypernetwork import (
+from strategies.methods._generated_networks import (
     GeneratorSettings,
     ModelGenerator,
     Targets,

@@ -7,7 +7,7 @@ names. A client whose property ``model`` names one of `models` gets that network
 their gradients. An embedding moves only when its client replies; in the authors' code momentum and
 weight decay also move those of clients that were not sampled, as with `moved_embeddings` = "all".
 Only trainable weights are generated; buffers are averaged on the server (see
-`strategies.methods._hypernetwork`)."""
+`strategies.methods._generated_networks`)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from fedapps.common.settings import setting
 from fedapps.common.tasks import CLASSES, ForTasks
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.strategy import PersonalizedStrategy
-from strategies.methods._hypernetwork import GeneratorSettings, ModelGenerator, Targets
+from strategies.methods._generated_networks import GeneratorSettings, ModelGenerator, Targets
 
 DESCRIPTOR = "descriptor"  # name of v_i in a client's reply
 CLASS_PROPORTIONS = Requirement("pfedhn-pc", "answer `query.describe`", offers=("query.describe",))

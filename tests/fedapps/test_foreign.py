@@ -20,7 +20,7 @@ import strategies
 from clients.core.arrays import from_record
 from fedapps.common.seeds import drawing, seed_of
 from strategies.core.strategy import PersonalizedStrategy
-from strategies.methods._hypernetwork import Hypernetwork
+from strategies.maths.hypernetwork import Hypernetwork
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "flower-app.md"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text("utf-8"), re.S))

@@ -20,7 +20,7 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.core.replies import Node, Update
 from strategies.core.round_state import Round
-from strategies.methods._hypernetwork import Targets
+from strategies.methods._generated_networks import Targets
 from strategies.methods.pfedhn import PFedHN
 
 TEMPLATE = {"w": np.zeros((2, 3)), "b": np.zeros(2)}  # float64

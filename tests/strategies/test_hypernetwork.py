@@ -10,8 +10,8 @@ from clients.core.arrays import to_record
 from clients.core.client import Client
 from partitions.shares import Samples, Share
 from strategies.core.replies import Node, Update
-from strategies.methods import _hypernetwork
-from strategies.methods._hypernetwork import Hypernetwork
+from strategies.maths.hypernetwork import Hypernetwork
+from strategies.methods import _generated_networks
 from strategies.methods.pfedhn import PFedHN
 
 D, K, N = 4, 2, 5  # entries of θ, of v, clients
@@ -124,7 +124,7 @@ def test_more_memory_than_there_is_is_refused(monkeypatch):
         (20 * phi, {"hidden_dim": 200}, True),
         (9 * phi, {"chunk_size": 100}, False),
     ):
-        monkeypatch.setattr(_hypernetwork, "memory_left", lambda free=free: free)
+        monkeypatch.setattr(_generated_networks, "memory_left", lambda free=free: free)
         strategy = PFedHN(embedding_dim=1, **options)
         if refused:
             with pytest.raises(ValueError, match=r"GB are free\. Set chunk-size, as to 1000, a"):
@@ -138,7 +138,7 @@ def test_a_finished_run_is_served_with_less_memory(monkeypatch):
     trained = PFedHN(embedding_dim=1)
     trained.open(None, initial, {})
     trained.ensure_embeddings([Node(3, 53)])
-    monkeypatch.setattr(_hypernetwork, "memory_left", lambda: 1)
+    monkeypatch.setattr(_generated_networks, "memory_left", lambda: 1)
     served = PFedHN(embedding_dim=1, former={"arrays": trained.generator.arrays()})
     served.open(None, initial, {})
     (one, two) = (s.personalize({}, [Node(3, 53)]) for s in (trained, served))

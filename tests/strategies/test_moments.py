@@ -8,7 +8,7 @@ from small_runs import federate
 
 from clients.core.arrays import from_record, group
 from strategies.maths.moments import Moments
-from strategies.methods._hypernetwork import relative_weight_spread
+from strategies.methods._generated_networks import relative_weight_spread
 from strategies.methods.odpfl_hn import ODPFLHN
 
 
