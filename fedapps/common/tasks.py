@@ -93,6 +93,7 @@ TASKS = {
 }
 
 ALL_TASKS = tuple(TASKS)
+MAIN_SCORES = frozenset(task.main.name for task in TASKS.values())  # one for each task
 # The tasks with one class for each sample: their outputs give a probability for each class.
 CLASS_PROBABILITIES = (CLASSES, BINARY)
 

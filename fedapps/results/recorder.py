@@ -15,7 +15,7 @@ from clients.core.arrays import Arrays
 from fedapps.common.errors import described, error_line, is_sentence
 from fedapps.common.external_code import named
 from fedapps.common.new_files import remove_folder
-from fedapps.common.tasks import goodness, main_score, reported_name
+from fedapps.common.tasks import MAIN_SCORES, goodness, main_score, reported_name
 from fedapps.files import (
     ERRORS,
     PRIVACY,
@@ -38,7 +38,6 @@ from fedapps.results.progress import shown
 from fedapps.results.schema import metric_names
 from fedapps.saved import CHECKPOINTS, CLIENTS, DIGESTS, SUMMARY, State, state_bytes
 from fedapps.settings.config import Config
-from strategies.core.evaluation import MAIN_SCORES
 from strategies.core.replies import Update
 from strategies.core.strategy import PersonalizedStrategy
 

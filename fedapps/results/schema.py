@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedapps.common.tasks import TASKS, Score, main_score
+from fedapps.common.tasks import MAIN_SCORES, Score, main_score
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -38,7 +38,6 @@ def metric_names(scores: Mapping[str, T]) -> dict[str, T]:
 
 
 Rate = Annotated[float | None, AfterValidator(_finite)]  # NaN counts as unknown
-MAIN_SCORES = frozenset(task.main.name for task in TASKS.values())
 # Metrics of a group of clients: that of the task's main score, and others.
 Rates = Annotated[dict[str, Rate], AfterValidator(metric_names)]
 

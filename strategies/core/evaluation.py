@@ -23,7 +23,7 @@ from clients.core.protocol import (
     TRAINING_ERROR,
     VALUE_SUMS,
 )
-from fedapps.common.tasks import TASKS, reported_name
+from fedapps.common.tasks import MAIN_SCORES, reported_name
 from partitions.shares import SUB_POPULATION
 from strategies.core.domain_distances import a_distances
 from strategies.core.nodes import Nodes
@@ -39,7 +39,6 @@ EXAMPLES = {name: f"{name}-examples" for name in ("test-accuracy", "test-rmse", 
 R2 = {f"{prefix}r2": f"{prefix}{VALUE_SUMS}" for prefix in ("", "global-", "test-")}
 # Numbers of a reply whose mean over clients says nothing.
 NO_MEAN = {SUB_POPULATION, HEAD, COUNTS, SECONDS, *EXAMPLES.values(), *R2.values()}
-MAIN_SCORES = {task.main.name for task in TASKS.values()}
 TRIMMED = 0.1  # share of clients at each end that `trimmed` leaves out
 
 
