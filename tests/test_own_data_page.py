@@ -127,6 +127,7 @@ def said_of(line):
     return next(text for words, text in SAID.items() if words in line)
 
 
+@pytest.mark.usefixtures("code")
 @pytest.mark.parametrize("line", [line for line in LINES if line not in NOT_HERE])
 def test_a_line_reads_what_it_says(line, folder):
     read = federation(override(SMALL, settings_of(line, folder)))

@@ -50,7 +50,7 @@ def test_names_are_text_in_csv(tmp_path):
     for seed, name in enumerate(names):
         leave(tmp_path, "fedavg", seed, [0.5], **{"data-dir": name})
     text = as_csv(compare(read_runs(tmp_path)[0], by=["data-dir"]))
-    rows = [row[1] for row in csv.reader(io.StringIO(text)) if row[0] == "novel"]
+    rows = [row[1] for row in csv.reader(io.StringIO(text)) if row[0] == "novel-accuracy"]
     assert rows == ["'=1+2", "'@x", "' -x", "'＋x", "-0.5", "+1e-3", 'a,"b"\n', "[/red]"]
 
 

@@ -26,6 +26,10 @@ class Mean:
         self.share, self.novel_batch = data, novel_batch
         self.seen, self.adaptation_metrics, self.intermediate_logits = [], {}, {}
 
+    @property
+    def scored_as_novel(self):
+        return self.share.novel
+
     def predict(self, x):
         self.seen.append(x.flatten().tolist())
         self.adaptation_metrics = {"level": float(x.mean())}
