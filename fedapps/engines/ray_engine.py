@@ -20,6 +20,7 @@ from fedapps.engines.staging import stage
 from fedapps.settings.config import Config
 
 MAX_STARTS = 3  # Ray itself waits half a minute in each
+OPEN_FILES = 100  # that the start of Ray and its actors take at most in this process, and more
 VITAL = ("raylet", "gcs_server")  # processes without which Ray cannot work
 
 CarryOut = Callable[[Config, Pause], None]
@@ -74,6 +75,7 @@ def _start(stack: ExitStack) -> Check:
     """Start Ray; the `stack` ends it."""
     import ray
 
+    _check_open_files()
     errors: list[str] = []
     while len(errors) < MAX_STARTS:
         with ExitStack() as attempt:
@@ -100,6 +102,24 @@ def _start(stack: ExitStack) -> Check:
         f"Ray did not start, in {MAX_STARTS} tries ({errors[-1]}); try again when this machine has "
         "less to do, or take --engine in-process"
     )
+
+
+def _check_open_files() -> None:
+    """Raise RuntimeError if this process may not open the files that Ray needs.
+
+    Ray leaves a log and two sockets open in it after each run. Nobody else can close them safely:
+    its library may still write there."""
+    if not hasattr(psutil, "RLIMIT_NOFILE"):  # not on Linux
+        return
+    process = psutil.Process()
+    opened = process.num_fds()
+    allowed, _ = process.rlimit(psutil.RLIMIT_NOFILE)
+    if allowed != psutil.RLIM_INFINITY and opened + OPEN_FILES > allowed:
+        raise RuntimeError(
+            f"this process has {opened} open files of the {allowed} that it may have, and Ray takes "
+            f"{OPEN_FILES} more; each run on Ray leaves three open until the process ends: "
+            "begin a new process, raise the limit (ulimit -n), or take --engine in-process"
+        )
 
 
 def _init(**options: Any) -> None:

@@ -165,6 +165,21 @@ def test_rays_processes_that_lost_the_variable_are_known_by_their_logs(tmp_path)
             process.communicate()
 
 
+@pytest.mark.skipif(not hasattr(psutil, "RLIMIT_NOFILE"), reason="Linux alone tells the limit")
+def test_too_few_open_files_for_ray_are_said_at_once(monkeypatch):
+    """Ray's own runs leave some open; with one file more it would start."""
+    started = []
+    monkeypatch.setattr(ray_engine, "_init", lambda **options: started.append(options))
+    monkeypatch.setattr(psutil.Process, "num_fds", lambda self: 924)
+    monkeypatch.setattr(psutil.Process, "rlimit", lambda self, kind: (1023, 4096))
+    with pytest.raises(RuntimeError, match="924 open files of the 1023"), ray_engine.ray_cluster():
+        pass
+    assert not started
+    monkeypatch.setattr(psutil.Process, "rlimit", lambda self, kind: (1024, 4096))
+    with ray_engine.ray_cluster():
+        assert started
+
+
 @pytest.mark.parametrize("failures", [1, ray_engine.MAX_STARTS])
 def test_ray_that_does_not_start_is_tried_again(failures, monkeypatch):
     """Each try has a new folder; those of failed tries are removed."""
