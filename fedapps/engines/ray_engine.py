@@ -116,8 +116,8 @@ def _check_open_files() -> None:
     allowed, _ = process.rlimit(psutil.RLIMIT_NOFILE)
     if allowed != psutil.RLIM_INFINITY and opened + OPEN_FILES > allowed:
         raise RuntimeError(
-            f"this process has {opened} open files of the {allowed} that it may have, and Ray takes "
-            f"{OPEN_FILES} more; each run on Ray leaves three open until the process ends: "
+            f"this process has {opened} open files of the {allowed} that it may have; Ray takes "
+            f"{OPEN_FILES} more, and each run on Ray leaves three open until the process ends: "
             "begin a new process, raise the limit (ulimit -n), or take --engine in-process"
         )
 
