@@ -105,7 +105,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
         for path in contents:
             with errors_name(path):
                 os.replace(temporary[path], path)
-    except OSError:
+    except BaseException:  # SIGTERM, too, which interrupts a worker process
         for unfinished in temporary.values():
             with suppress(OSError):  # a read-only disk has no such file
                 unfinished.unlink(missing_ok=True)

@@ -7,11 +7,14 @@ import signal
 import threading
 from multiprocessing.connection import Connection
 
+from fedapps.common.signals import Terminated, interrupt
+
 
 def start(pipe: Connection, level: int) -> None:
     """Carry out the jobs that come through the pipe, see `job_worker.work`, as long as the parent
     lives."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, by SIGTERM
+    signal.signal(signal.SIGTERM, interrupt)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -20,6 +23,9 @@ def start(pipe: Connection, level: int) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    from fedapps.engines.job_worker import work
+    try:
+        from fedapps.engines.job_worker import work
 
-    work(pipe, level)
+        work(pipe, level)
+    except Terminated:  # what was half written has been removed
+        os._exit(128 + signal.SIGTERM)

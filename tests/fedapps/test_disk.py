@@ -244,6 +244,18 @@ def test_the_command_says_in_one_sentence_that_nothing_can_be_written(tmp_path):
     assert [file for file in tmp_path.rglob("*") if file.is_file() and file.stat().st_size] == []
 
 
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    """SIGTERM between two replacements, as a worker process may get it."""
+
+    def stop(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedapps.files.os.replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_files({tmp_path / "a": b"1", tmp_path / "b": b"2"})
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_that_belong_together_and_lines_are_written_whole_or_not_at_all(tmp_path):
     small, large, lines = tmp_path / "small", tmp_path / "large", tmp_path / "lines"
 

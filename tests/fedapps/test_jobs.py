@@ -1,20 +1,43 @@
 """Several jobs: in worker processes, and on a SuperLink that does not answer."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from small_runs import SMALL
 
-from fedapps.engines import flower, job_pool
+from fedapps.engines import flower, job_pool, job_worker, worker_process
 from fedapps.engines.flower import flower_runs
 from fedapps.engines.job_pool import longest_first
 from fedapps.engines.run import run_jobs
 from fedapps.planning import make_jobs
 from fedapps.serverapp import APPS
 from fedapps.settings.config import defaults
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is forked")
+def test_a_worker_that_is_terminated_ends_what_it_writes(tmp_path, monkeypatch):
+    def work(pipe, level):
+        try:
+            pipe.send("writing")
+            time.sleep(60)
+        finally:
+            (tmp_path / "removed").touch()
+
+    monkeypatch.setattr(job_worker, "work", work)
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    worker = fork.Process(target=worker_process.start, args=(theirs, 0), daemon=True)
+    worker.start()
+    assert ours.recv() == "writing"
+    worker.terminate()
+    worker.join(30)
+    assert worker.exitcode == 128 + signal.SIGTERM
+    assert (tmp_path / "removed").exists()
 
 
 def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
