@@ -227,9 +227,11 @@ class Runs:
         columns `train-accuracy` and `novel-accuracy`; where labels are values, RMSE in `train-rmse`
         and `novel-rmse`; F1 in `train-f1` and `novel-f1` where a run has no accuracy."""
         frame = rounds_of(self._frame, ALL_ROUNDS)
-        kept = {f"{role}-{name}" for role in ROLES for name in main_scores(self._frame)}
-        empty = [key for key in CURVES if key not in kept and frame[key].isna().all()]
-        return frame.drop(columns=empty)
+        kept: set[str] = set()
+        for name in main_scores(self._frame):
+            kept |= {f"{role}-{name}" for role in ROLES}
+        unused = [key for key in CURVES if key not in kept]
+        return frame.drop(columns=[key for key in unused if frame[key].isna().all()])
 
     def clients(self, round_: str = "best") -> "DataFrame":
         """A row per run and client at the "best" or "last" round: role, accuracy in %, samples.
@@ -240,7 +242,8 @@ class Runs:
         frame = clients_of(self._frame, round_)
         columns = ["method", "seed", "client", "role"]
         for name in main_scores(self._frame):
-            frame[name] = frame.value.where(frame.score.isin([f"{role}-{name}" for role in ROLES]))
+            of_name = [f"{role}-{name}" for role in ROLES]
+            frame[name] = frame.value.where(frame.score.isin(of_name))
             columns.append(name)
         return frame[[*columns, "examples"]]
 

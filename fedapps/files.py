@@ -118,7 +118,7 @@ def append_text(path: Path, text: str) -> None:
         size = file.tell()
         try:
             _write_all(file, text.encode("utf-8"))
-        except OSError:
+        except BaseException:  # SIGTERM, too
             file.truncate(size)
             raise
 

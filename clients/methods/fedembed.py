@@ -119,7 +119,7 @@ class FedEmbedClient(GlobalPlusClient):
         """Encoder, K sub-population heads (0: one per type), global head and type head."""
         check_heads(heads, assignment)
         count = sub_populations or info.num_types
-        # A map finds its clusters without the types, of which there may be more.
+        # A map finds its clusters without the types, and so may have fewer nodes than types.
         if count < info.num_types and assignment != "som":
             raise ValueError(
                 f"fedembed.sub-populations is {sub_populations}, and assignment is {assignment!r}; "

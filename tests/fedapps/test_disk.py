@@ -256,6 +256,18 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_interrupted_append_leaves_no_part_of_a_line(tmp_path, monkeypatch):
+    def write_half(file, data):
+        file.write(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    append_text(tmp_path / "lines", "one\n")
+    monkeypatch.setattr(files, "_write_all", write_half)
+    with pytest.raises(KeyboardInterrupt):
+        append_text(tmp_path / "lines", "two\n")
+    assert (tmp_path / "lines").read_text() == "one\n"
+
+
 def test_files_that_belong_together_and_lines_are_written_whole_or_not_at_all(tmp_path):
     small, large, lines = tmp_path / "small", tmp_path / "large", tmp_path / "lines"
 
