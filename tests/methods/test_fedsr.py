@@ -114,8 +114,8 @@ def test_a_prediction_may_average_draws_by_hand(monkeypatch):
 
 
 def test_a_widened_convolution_gives_mean_and_deviation():
-    """28×28 pixels: the second convolution has 128 channels of 7×7, of which the first 64 are the
-    mean and the others go through softplus. z has 64 · 49 = 3136 entries, and the hidden layer of
+    """28×28 pixels: the second convolution has 128 channels of 7×7. The first 64 are the mean,
+    and the others go through softplus. z has 64 · 49 = 3136 entries, and the hidden layer of
     512 stands above it. With weights 0 and biases 1 of the first 64 channels, −1 of the others, the
     mean is 1 and, after the ReLU, the deviation softplus(0) = ln 2."""
     info = Info("tiny", (1, 28, 28), 3, "")

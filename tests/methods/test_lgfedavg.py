@@ -50,7 +50,7 @@ def test_names_on_the_wire_in_both_phases():
 
 
 def test_the_authors_layers_of_cifar_are_shared_under_personal_ones():
-    """Their `weight_keys` ends with both convolutions, of which --num_layers_keep 2 shares both;
+    """Their `weight_keys` ends with both convolutions, and --num_layers_keep 2 shares both;
     fully connected layers, the last one too, stay on the client."""
     config = SMALL | {"method": "lg-fedavg", "rounds": 2, "lg-fedavg.fedavg-rounds": 1}
     config |= {"model": "convnet-small", "lg-fedavg.shared-layers": "conv1, conv2"}

@@ -30,7 +30,7 @@ def test_the_share_decides():
 
 
 def photos(folder, broken=("a/1.png", "b/2.png")):
-    """Four images in each of two folders, of which some are no images."""
+    """Four files in each of two folders; some are no images."""
     for name in ("a", "b"):
         (folder / name).mkdir(parents=True)
         for number in range(4):

@@ -10,7 +10,7 @@ from partitions import federation, inspect
 
 @pytest.fixture
 def files(tmp_path):
-    """Twelve samples: values 0, 2.5, …, 27.5, and labels of which the second is always there."""
+    """Twelve samples: values 0, 2.5, …, 27.5; the second label is always there."""
     x = np.arange(24, dtype=np.float32).reshape(12, 2)
     np.savez(tmp_path / "values.npz", x=x, y=2.5 * np.arange(12))
     labels = np.stack([np.arange(12) % 3 == 0, np.arange(12) >= 0], 1).astype(int)

@@ -63,7 +63,7 @@ def test_fedamp_measures_far_models():
 
 
 def test_heads_that_the_server_holds_change_by_the_least_number():
-    """Eight users, each of whose own heads moves by 2⁻²⁴, an eighth of which is 0 in float16."""
+    """Eight users; each one's own head moves by 2⁻²⁴, and an eighth of that is 0 in float16."""
     strategy = PFedMe(heads="server")
     heads = {f"held/{i}/head.w": half(0.0) for i in range(8)}
     replies = [update(i, heads | {f"held/{i}/head.w": half(2.0**-24)}) for i in range(8)]

@@ -14,7 +14,7 @@ SPLIT = {"partition": "iid", "num-clients": CLIENTS, "local-steps": 10, "batch-s
 
 
 def configuration(path, rounds=3, **changes):
-    """Four clients with equal shares, two of which train."""
+    """Four clients with equal shares; two of them train."""
     config = defaults() | SPLIT | {"dataset": str(path), "rounds": rounds, "evaluate-every": rounds}
     return config | changes
 
