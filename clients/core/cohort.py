@@ -128,6 +128,10 @@ class Work:
         return index[order].split(sizes)
 
 
+class Dropped(BaseException):
+    """Ends the thread of a client whose cohort has failed."""
+
+
 class Member:
     """A client's thread, which takes turns with the cohort's thread: only one of both runs."""
 
@@ -138,6 +142,7 @@ class Member:
         self.result: Any = None
         self.seconds = 0.0  # duration of the client's work, with its part of common steps
         self._task = task
+        self._is_dropped = False
         self._error: BaseException | None = None
         self._turn = threading.Semaphore(0)
         self._pause = threading.Semaphore(0)
@@ -156,21 +161,30 @@ class Member:
             raise self._error
         return self.work is not None
 
+    def drop(self) -> None:
+        """End the member's thread, if it waits."""
+        self._is_dropped = True
+        self._turn.release()
+
     def wait(self, work: Work) -> float | None:
         """Called in the member's thread: wait until the cohort has done the work.
 
         Returns the mean loss, or None if the cohort cannot do the work. Random draws of other
-        members do not affect this one."""
+        members do not affect this one. Raises Dropped if another member has failed."""
         device = torch.device(work.client.device)
         with torch.random.fork_rng([] if device.type == "cpu" else [device]):
             self.work = work
             self.loss = None
             self._pause.release()
             self._turn.acquire()
+        if self._is_dropped:
+            raise Dropped
         return self.loss
 
     def _run(self, threads: int) -> None:
         self._turn.acquire()
+        if self._is_dropped:
+            return
         torch.set_num_threads(threads)
         _member.set(self)
         try:
@@ -207,10 +221,15 @@ class Cohort:
         results: list[tuple[Any, float]] = []
         for start in range(0, len(tasks), self.size):
             members = [Member(task) for task in tasks[start : start + self.size]]
-            waiting = _still_waiting(members)
-            while waiting:
-                self._work(waiting)
-                waiting = _still_waiting(waiting)
+            try:
+                waiting = _still_waiting(members)
+                while waiting:
+                    self._work(waiting)
+                    waiting = _still_waiting(waiting)
+            except BaseException:
+                for member in members:
+                    member.drop()
+                raise
             results += [(member.result, member.seconds) for member in members]
             self._alone = members[-1].alone
         return results

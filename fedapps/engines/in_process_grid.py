@@ -33,7 +33,7 @@ from fedapps.settings.config import Config
 
 UserConfig = Mapping[str, str | int | float | bool]
 _ids = map(f"{uuid4().hex}-{{}}".format, count())  # of messages; a new UUID for each is slow
-Pause = Callable[[], None]  # called between messages; blocks once the command is interrupted
+Pause = Callable[[], None]  # called between messages; raises once the command is interrupted
 
 
 class AnsweringGrid(Grid):

@@ -22,6 +22,10 @@ from fedapps.settings.config import Config
 from fedapps.trainings import forget
 
 
+class Interrupted(BaseException):
+    """Ends a run, between two messages, whose command was interrupted."""
+
+
 @one_thread()
 def run_jobs(
     jobs: list[Job],
@@ -91,27 +95,30 @@ def run_in_turn(
 ) -> None:
     """Carry out one job after the other in a thread of this process.
 
-    `carry_out` gets a function to call between messages. After Ctrl-C it blocks until the process
-    ends: Ray and torch abort a process that ends while they work. If a message takes longer, the
-    process ends without their clean-up. Once `check` raises RuntimeError, the remaining jobs fail
-    with its error."""
+    `carry_out` gets a function to call between messages. After Ctrl-C it raises `Interrupted`,
+    which ends the run: Ray and torch abort a process that ends while they work. If a message takes
+    longer, the process ends without their clean-up. Once `check` raises RuntimeError, the remaining
+    jobs fail with its error."""
     interrupted = threading.Event()
-    paused = threading.Event()
+    ended = threading.Event()
 
     def pause() -> None:
         if interrupted.is_set():
-            paused.set()
-            threading.Event().wait()
+            raise Interrupted
 
     def work() -> None:
-        for job in jobs:
-            try:
-                check()
-                carry_out(job.config, pause)
-            except (Exception, SystemExit) as error:  # it is shown at the end
-                job.error = error_line(error)
-            job.done = True
-        paused.set()
+        try:
+            for job in jobs:
+                try:
+                    check()
+                    carry_out(job.config, pause)
+                except (Exception, SystemExit) as error:  # it is shown at the end
+                    job.error = error_line(error)
+                job.done = True
+        except Interrupted:
+            pass
+        finally:
+            ended.set()
 
     worker = threading.Thread(target=work, daemon=True)  # Ctrl-C must not wait for it
     worker.start()
@@ -134,14 +141,14 @@ def run_in_turn(
     except KeyboardInterrupt as error:
         interrupted.set()
         # Before the wait, since a second Ctrl-C ends it.
-        atexit.register(_end_at_once, paused, exit_code(error))
-        paused.wait(EXIT_SECONDS)
+        atexit.register(_end_at_once, ended, exit_code(error))
+        ended.wait(EXIT_SECONDS)
         raise
 
 
-def _end_at_once(paused: threading.Event, code: int) -> None:
+def _end_at_once(ended: threading.Event, code: int) -> None:
     """End this process before torch aborts it, if the thread of its run still works."""
-    if not paused.is_set():
+    if not ended.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

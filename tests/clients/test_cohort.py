@@ -1,11 +1,12 @@
 """Clients of a cohort come out as clients one after the other."""
 
+import threading
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from small_runs import NEEDS, SMALL, share
+from small_runs import NEEDS, SMALL, share, wait
 from torch import nn
 
 from clients.core import cohort
@@ -274,12 +275,14 @@ def test_what_others_draw_changes_nothing():
         assert values == torch.rand(4).tolist()
 
 
-def test_an_error_reaches_the_caller():
+def test_an_error_reaches_the_caller_and_ends_the_threads_of_the_others():
     def fail():
         raise ArithmeticError("spilt")
 
+    threads = threading.enumerate()
     with pytest.raises(ArithmeticError, match="spilt"):
-        Cohort(2).run([lambda: Two(0.0, 1).fit_locally({}), fail])
+        Cohort(3).run([lambda: Two(0.0, 1).fit_locally({}), fail, lambda: None])
+    wait(lambda: threading.enumerate() == threads, 60, lambda: str(threading.enumerate()))
 
 
 def test_a_run_asks_for_its_cohort(tmp_path, monkeypatch):

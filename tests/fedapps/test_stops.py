@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -157,6 +158,25 @@ def test_an_interrupted_api_names_the_command_that_resumes(number, tmp_path, mon
     assert "KeyboardInterrupt" in Path("errors").read_text()
     assert "fedavg-seed0: stopped after round" in got
     assert got.endswith("stopped; to continue: fedapps run --resume out\n")
+
+
+def test_an_interrupted_run_leaves_its_process_as_it_was(tmp_path):
+    """As in a notebook: no thread, no filter of Flower's log, no lock of the folder remains."""
+    config = SMALL | {"rounds": 30000, "checkpoint-every": 1, "stacked-clients": 2}
+    (job,) = make_jobs(config, ["fedavg"], [0], tmp_path)
+    threads = threading.enumerate()
+    filters = list(logging.getLogger("flwr").filters)
+
+    def follow(_):
+        if saved_round(job.folder):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([job], "in-process", APPS, follow=follow)
+    wait(lambda: threading.enumerate() == threads, 60, lambda: str(threading.enumerate()))
+    assert logging.getLogger("flwr").filters == filters
+    with locked(job.folder):
+        assert saved_round(job.folder)
 
 
 def test_sigterm_ends_the_command_in_order_as_ctrl_c_does(tmp_path):
