@@ -14,7 +14,9 @@ import typer
 
 from clients.core.decision.changes import IMAGE_CHANGES
 from fedapps.commands.main import cli
+from fedapps.settings.config import defaults
 from fedapps.settings.experiments import read_experiment
+from fedapps.settings.unread import is_read
 
 PROTOCOL = "auto/protocol"
 CORRUPTED = ("gaussian", "salt", "blur", "contrast", "brightness")
@@ -62,10 +64,14 @@ def scenarios() -> Iterator[Scenario]:
 
 def base_run(scenario: Scenario, model: str, seed: int, output: Path) -> list[str]:
     """The words of the command that trains the scenario's model."""
-    protocol = read_experiment(PROTOCOL)
-    settings = [f"{key}={value}" for key, value in protocol.settings.items() if key != "model"]
+    experiment = f"unseen/{scenario.experiment}"
+    config = defaults() | read_experiment(experiment).settings
+    settings = []
+    for key, value in read_experiment(PROTOCOL).settings.items():
+        if key != "model" and is_read(key, config):
+            settings.append(f"{key}={value}")
     settings += [f"model={model}", *scenario.swept, *changes(scenario)]
-    words = ["run", f"unseen/{scenario.experiment}", *settings]
+    words = ["run", experiment, *settings]
     folder = output / "base" / scenario.name
     return [*words, "--methods", "auto", "--seeds", str(seed), *IN_PROCESS, "--output", str(folder)]
 
@@ -109,7 +115,8 @@ def main(
                 runs.append(corrections(scenario, model, seed, number, output))
             for words in runs:
                 print("fedapps", *words, flush=True)
-                command.main(words, standalone_mode=False)
+                if status := command.main(words, standalone_mode=False):
+                    raise SystemExit(status)
 
 
 if __name__ == "__main__":

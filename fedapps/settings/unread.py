@@ -74,7 +74,7 @@ def _unread_option(
         if key not in changes and key not in variant.settings:
             continue
         run = {**config, **variant.settings}
-        if _is_read(key, run):
+        if is_read(key, run):
             reading += 1
         else:
             unread.append(run)
@@ -102,7 +102,7 @@ def _unread_option(
     return f"{setting} changes nothing where the {source} is {distinct}"
 
 
-def _is_read(key: str, config: Config) -> bool:
+def is_read(key: str, config: Config) -> bool:
     """Whether the configuration's partition rule or datasets read the key; True for others."""
     if key in OF_OWN_DATA:
         # A dataset that is not in the table is a path to the user's data.

@@ -7,6 +7,7 @@ from pandas import DataFrame
 
 from experiments.auto.judge import bars, choices, verdict
 from experiments.auto.runs import Scenario, base_run, corrections, scenarios
+from fedapps.planning import configured, read_request
 
 
 def clients(**accuracies):
@@ -46,6 +47,24 @@ def test_choices_are_means():
     assert choices([{"accuracy": 1.0}]) == "none 100; no rule"
 
 
+@pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
+def test_the_command_takes_the_settings_of_each_scenario(scenario):
+    """Both of the run that trains, and of the runs that start from it."""
+    trains = settings_of(base_run(scenario, "convnet-atp", 100, Path("judged")))
+    config, _ = configured(trains, None, trains.settings)
+    assert config["model"] == "convnet-atp"
+    corrects = settings_of(corrections(scenario, "convnet-atp", 100, 50, Path("judged")))
+    _, labels = configured(corrects, config, corrects.settings)
+    assert len(labels) == 7
+
+
+def settings_of(words):
+    """The experiment that the command reads from the words before its options."""
+    first = 3 if words[1] == "--from" else 1
+    options = words.index("--methods")
+    return read_request(words[first:options], words[options + 1], words[options + 3], None)
+
+
 def test_the_runs_are_those_of_the_protocol():
     """Each scenario has one value of each setting, and no newcomer has its changes."""
     names = [scenario.name for scenario in scenarios()]
@@ -57,6 +76,7 @@ def test_the_runs_are_those_of_the_protocol():
     assert {"model=mlp", "num-clients=150", "evaluate-every=60"} <= set(words)
     (left_out,) = [word for word in words if word.startswith("auto.changes=")]
     assert "rotation" not in left_out and "shear" not in left_out and "shift" in left_out
+    assert "partition.samples=60000" in words  # which iid does not read
     words = corrections(beyond, "mlp", 100, 50, Path("judged"))
     assert words[1:3] == ["--from", "judged/base/rotation-beyond/auto-seed100"]
     assert {"novel-batch=50", left_out, "judged/50/rotation-beyond"} <= set(words)
