@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 GROUP = "FEDAPPS_PROCESS_GROUP"  # environment variable that holds the group's folder
-TERMINATE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 RESUME_HINT = "finished rounds are saved; the same command resumes from the newest checkpoint"
 PREFIX = "fedapps-"
 SHORT_FOLDER = "/tmp"
