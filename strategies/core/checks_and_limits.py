@@ -71,7 +71,7 @@ from clients.core.protocol import (
 from fedapps.common.errors import bounded, brief, cause_of
 from partitions.datasets.statistics_reading import read_statistics
 from partitions.shares import SUB_POPULATION
-from strategies.core.privacy import Privacy
+from strategies.core.privacy import Privacy, participants_are_secret
 from strategies.core.replies import (
     LACKS,
     NOT_FINITE,
@@ -683,10 +683,6 @@ class ReceivingStrategy(Protocol):
     weighted_by_key: str
     on_failure: Callable[[str], None] | None
 
-    @property
-    def hides_participants(self) -> bool:
-        """Whether the participants and their number are secret."""
-
 
 class Receiver:
     """Reads the replies to a strategy's messages.
@@ -777,7 +773,8 @@ class Receiver:
         updates = [change.update for change in changes]
         # Where participants are secret, usual sizes would reveal something about them; there the
         # privacy clips every update.
-        if strategy.hides_participants or not updates or kind == SAVE_STATE:
+        hidden = participants_are_secret(strategy.privacy)
+        if hidden or not updates or kind == SAVE_STATE:
             return updates
         if strategy.protect:
             for change, update in zip(changes, bound_numbers(updates), strict=True):
@@ -845,7 +842,7 @@ class Receiver:
         detail = bounded(detail)
         strategy.now.dropped[cause] += 1
         client = "a client"
-        if not strategy.hides_participants:
+        if not participants_are_secret(strategy.privacy):
             client = f"client {node.client}, round {strategy.now.number}"
         if not strategy.now.failure:
             strategy.now.failure = f"{client}: {cause}: {brief(detail)}"

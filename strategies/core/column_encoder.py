@@ -16,7 +16,7 @@ from clients.core.protocol import ENCODING, NUM_EXAMPLES, SHAPE, STATISTICS, SUM
 from partitions.datasets.shared_encoding import Sent, SharedEncoding, agreeing, learnt
 from partitions.datasets.statistics_reading import read_encoding
 from strategies.core.checks_and_limits import Receiver
-from strategies.core.privacy import Privacy
+from strategies.core.privacy import Privacy, participants_are_secret
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.round_state import Round
 
@@ -32,10 +32,6 @@ class Asking(Protocol):
     privacy: Privacy | None
     runs_own_loop: bool
     weighted_by_key: str
-
-    @property
-    def hides_participants(self) -> bool:
-        """Whether the participants and their number are secret."""
 
     def training_nodes(self) -> Iterable[Node]:
         """The training nodes that are present."""
@@ -142,5 +138,7 @@ def _sent(update: Update, strategy: Asking) -> Sent:
         weight = 1 / statistics.rows
     elif strategy.weighted_by_key == NUM_EXAMPLES and update.num_examples < statistics.rows:
         weight = update.num_examples / statistics.rows
-    name = "a client" if strategy.hides_participants else f"client {update.node.client}"
+    name = f"client {update.node.client}"
+    if participants_are_secret(strategy.privacy):
+        name = "a client"
     return Sent(name, statistics, weight)

@@ -17,7 +17,7 @@ from clients.core.sgd import Adam
 from strategies.core.replies import most_common
 from strategies.core.round_state import Request
 
-Exchanges = Callable[..., list[Callable[[], list[Any]]]]  # `PersonalizedStrategy.exchanges`
+Exchanges = Callable[..., list[list[Any]]]  # `PersonalizedStrategy.exchanges`
 Nodes = Sequence[Any]
 
 STEPS = 40
@@ -55,14 +55,14 @@ def _mean_of_sides(
     for errors without the last dimension; NaN where one of the clients did not answer."""
     weights = np.asarray(w.detach().numpy())
     by_training = np.ascontiguousarray(weights.swapaxes(0, 1))
-    read_novel, read_training = exchanges(
+    of_novel, of_training = exchanges(
         _request(novel, weights, label=1), _request(training, by_training, label=0)
     )
     shape = w.shape if entry == "gradient" else w.shape[:2]
     novel_side = np.full(shape, np.nan, np.float32)
     training_side = np.full(shape, np.nan, np.float32)
-    _fill(novel_side, novel, read_novel(), entry)
-    _fill(training_side.swapaxes(0, 1), training, read_training(), entry)
+    _fill(novel_side, novel, of_novel, entry)
+    _fill(training_side.swapaxes(0, 1), training, of_training, entry)
     return np.asarray((novel_side + training_side) / 2)
 
 

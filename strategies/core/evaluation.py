@@ -27,6 +27,7 @@ from fedapps.common.tasks import MAIN_SCORES, reported_name
 from partitions.shares import SUB_POPULATION
 from strategies.core.domain_distances import a_distances
 from strategies.core.nodes import Nodes
+from strategies.core.privacy import Privacy, participants_are_secret
 from strategies.core.replies import Node, Update
 from strategies.core.round_state import Request
 
@@ -52,19 +53,16 @@ class EvaluatingStrategy(Protocol):
     selection_metric: str
     selection_mean: str
     report_generalization_bound: bool
+    privacy: Privacy | None
 
     @property
     def round(self) -> int:
         """The number of the present round."""
 
-    @property
-    def hides_participants(self) -> bool:
-        """Whether the participants and their number are secret."""
-
     def training_nodes(self) -> Nodes:
         """The training nodes that are present."""
 
-    def exchanges(self, *requests: Request) -> list[Callable[[], list[Update]]]:
+    def exchanges(self, *requests: Request) -> list[list[Update]]:
         """Send several requests together; see `PersonalizedStrategy`."""
 
 
@@ -109,7 +107,7 @@ class Evaluation:
         counts: Counter[str] = Counter()
         for update in updates:
             counts.update(update.not_finite)
-        if not self._strategy.hides_participants:
+        if not participants_are_secret(self._strategy.privacy):
             self._log_not_finite(counts, len(updates))
         return dict(sorted(counts.items()))
 
@@ -169,7 +167,7 @@ class Evaluation:
 
     def _warn_of_few_samples(self, updates: Sequence[Update]) -> None:
         """Warn once of a novel client that is scored on less than `FEW_SAMPLES` samples."""
-        if self._warned_of_few_samples or self._strategy.hides_participants:
+        if self._warned_of_few_samples or participants_are_secret(self._strategy.privacy):
             return
         counts = [update.num_examples for update in updates if update.node.novel]
         if not counts or min(counts) >= FEW_SAMPLES:

@@ -24,13 +24,14 @@ from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 
 from clients.core.arrays import Arrays, as_type
-from strategies.core.checks_and_limits import Change
+from strategies.core.checks_and_limits import Change, Receiver
 from strategies.core.latency import Latency
-from strategies.core.messages import Messenger, SendingStrategy
+from strategies.core.privacy import Privacy, participants_are_secret
 from strategies.core.replies import Node, Update
-from strategies.core.round_state import Sent
+from strategies.core.round_state import Round, Sent
 
 POLL_SECONDS = 0.1  # between two questions for real nodes' replies
 
@@ -51,21 +52,32 @@ class Flight:
     lost: bool = False
 
 
-class LateStrategy(SendingStrategy, Protocol):
+class LateStrategy(Protocol):
     """The part of a strategy that `LateReplies` reads."""
 
+    grid: Grid
+    timeout: float
+    now: Round
     nodes: MutableSequence[Node]
+    receiver: Receiver
+    privacy: Privacy | None
     latency: Latency | None
-    messenger: Messenger
+    configrecord_key: str
     uses_late_replies: bool
     round_quorum: float
     round_deadline: float
     late_exponent: float
     min_valid_replies: int
 
-    @property
-    def hides_participants(self) -> bool:
-        """Whether the participants and their number are secret."""
+    def message_to(
+        self,
+        node: Node,
+        action: str,
+        arrays: Arrays,
+        config: ConfigRecord,
+        records: dict[int, ArrayRecord],
+    ) -> Message:
+        """A message to the node; see `PersonalizedStrategy`."""
 
     def expected_replies(self) -> dict[Node, Arrays]:
         """For each node the arrays that its reply must be like; see `PersonalizedStrategy`."""
@@ -150,7 +162,7 @@ class LateReplies:
             changes = self._awaited(started, like, starts)
         num_late = len(started & self.busy)
         num_arrived = sum(change.update.node in late for change in changes)
-        if strategy.hides_participants:
+        if participants_are_secret(strategy.privacy):
             self._flights = []  # a busy node would tell who took part before
         if not strategy.uses_late_replies:
             changes = [change for change in changes if change.update.node not in late]
@@ -169,7 +181,7 @@ class LateReplies:
 
     def _needed(self, started: Collection[Node]) -> int:
         """How many valid replies of the nodes that this round asked end it."""
-        if self._strategy.hides_participants:
+        if participants_are_secret(self._strategy.privacy):
             return len(started) + 1  # the deadline alone ends it
         # Without the subtraction 0.55 · 100 would need 56 replies, as it is rounded upwards.
         return math.ceil(self._strategy.round_quorum * len(started) - 1e-9)
@@ -177,7 +189,7 @@ class LateReplies:
     def _least(self) -> int:
         """How many valid replies a round needs, even after its deadline."""
         strategy = self._strategy
-        return 0 if strategy.hides_participants else strategy.min_valid_replies
+        return 0 if participants_are_secret(strategy.privacy) else strategy.min_valid_replies
 
     def _usable(self, node: Node, started: Collection[Node]) -> bool:
         return node in started or self._strategy.uses_late_replies
@@ -206,7 +218,7 @@ class LateReplies:
             changes += self._delivered(due[:count], like, starts)
             self.seconds = max(self.seconds, due[count - 1].ends_at)
             due = due[count:]
-        if cut or (strategy.hides_participants and deadline < math.inf):
+        if cut or (participants_are_secret(strategy.privacy) and deadline < math.inf):
             self.seconds = max(self.seconds, deadline)  # later, if too few had replied
         self._flights = due
         return changes
@@ -288,7 +300,7 @@ class LateReplies:
             enough = sum(node in started for node in valid) >= self._needed(started)
             least = sum(self._usable(node, started) for node in valid) >= self._least()
             over = present >= deadline
-            alone = strategy.hides_participants and deadline < math.inf
+            alone = participants_are_secret(strategy.privacy) and deadline < math.inf
             if least and (over or (enough and not alone)):
                 break
             if not self._flights and not (alone and not over):
@@ -386,14 +398,13 @@ class LateReplies:
         if not state:
             return
         self.seconds = state["seconds"]
-        messenger = self._strategy.messenger
         records: dict[int, ArrayRecord] = {}
         self._flights = []
         for saved in state["flights"]:
             node = Node(saved["client"], saved["node"], saved["novel"])
             payload = state["models"][saved["model"]]
             config = ConfigRecord(saved["config"])
-            message = messenger.message("train", node, payload, config, records)
+            message = self._strategy.message_to(node, "train", payload, config, records)
             times = (saved["started-at"], saved["ends-at"], saved["lost"])
             self._flights.append(Flight(node, saved["round"], payload, message, *times))
 

@@ -333,6 +333,11 @@ class Privacy(Configured):
         self._spent[key] = self._spent.get(key, 0) + amount
 
 
+def participants_are_secret(privacy: Privacy | None) -> bool:
+    """Whether only the server of a run with this privacy, if any, knows the participants."""
+    return privacy is not None and privacy.hides_participants
+
+
 def _not_central(key: str, why: str) -> ValueError:
     return ValueError(f"leave {key} at its default with dp 'central': {why}")
 

@@ -6,38 +6,20 @@ from typing import Any, Protocol
 
 from clients.core.arrays import Arrays, unclear_statistics
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
-from strategies.core.privacy import Privacy
 from strategies.core.replies import Node, Update
 from strategies.core.round_state import Round
 
 STATE_BATCH = 100  # clients whose states travel in one exchange
 
 
-class StatefulStrategy(Protocol):
-    """The part of a strategy that its state is read from and written to."""
+class AskingStrategy(Protocol):
+    """The part of a strategy that asks clients for their states, or sends them."""
 
-    in_place: bool
     nodes: MutableSequence[Node]
-    published_models: Arrays
-    privacy: Privacy | None
     now: Round
-    undone_rounds: int
-
-    @property
-    def round(self) -> int:
-        """The number of the present round."""
 
     def exchange(self, action: str, payloads: Mapping[Node, Arrays]) -> list[Update]:
         """Send one more message to each node, and return the valid replies."""
-
-    def state(self) -> dict[str, Any]:
-        """The run's state."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-
-    def forget(self) -> None:
-        """Drop what `restore` rebuilds from the arrays."""
 
 
 def copy_containers(state: Any) -> Any:
@@ -77,7 +59,7 @@ def check_names(arrays: Arrays, strategy: str, other_way: str = "") -> None:
         )
 
 
-def client_states(strategy: StatefulStrategy) -> Iterator[tuple[int, Arrays]]:
+def client_states(strategy: AskingStrategy) -> Iterator[tuple[int, Arrays]]:
     """The states of a simulation's clients, by client id. A real node does not reveal its state.
 
     Raises RuntimeError if a client does not answer."""
@@ -90,7 +72,7 @@ def client_states(strategy: StatefulStrategy) -> Iterator[tuple[int, Arrays]]:
                 yield update.node.client, update.arrays
 
 
-def return_client_states(strategy: StatefulStrategy, states: dict[int, Arrays]) -> None:
+def return_client_states(strategy: AskingStrategy, states: dict[int, Arrays]) -> None:
     """Send present clients their states of the former run, and remove these from `states`."""
     if not states:
         return

@@ -11,14 +11,14 @@ A method overrides one or two of `initialize`, `personalize`, `broadcast` and `a
 5. `aggregate_evaluate` computes the metrics and ends the round.
 
 The class has what a method states, the settings, what a method overrides, what it may call, the
-run, its training, its evaluation and its checkpoint, one after the other.
+messages, the run, its training, its evaluation and its checkpoint, one after the other.
 
 `Arrays` are numpy arrays by name, as of a network's ``state_dict``. Names with "/" belong to a
 group, such as "control/conv1.weight"; names without are the model's.
 
-The other files of this folder have one subject each: the roster of nodes (`roster`), messages
-(`messages`), replies with their checks and limits (`checks_and_limits`), metrics (`evaluation`),
-saved state (`run_state`), undone rounds (`undone_rounds`) and privacy (`privacy`)."""
+The other files of this folder have one subject each: the roster of nodes (`roster`), replies with
+their checks and limits (`checks_and_limits`), metrics (`evaluation`), saved state (`run_state`) and
+privacy (`privacy`)."""
 
 import math
 import re
@@ -45,7 +45,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from clients.core.arrays import Arrays, from_record, num_bytes, settled, to_record
+from clients.core.arrays import Arrays, filled, from_record, num_bytes, settled, to_record
 from clients.core.privacy import EVERYTHING
 from clients.core.protocol import (
     BOUND,
@@ -76,13 +76,12 @@ from strategies.core.evaluation import (
 from strategies.core.kept_rounds import KeptRounds
 from strategies.core.late_replies import LateReplies, rebased
 from strategies.core.latency import Latency
-from strategies.core.messages import Messenger
 from strategies.core.nodes import Nodes, as_nodes
-from strategies.core.privacy import Privacy
+from strategies.core.privacy import Privacy, participants_are_secret
 from strategies.core.repeated_runs import Construction, Rebuilding
-from strategies.core.replies import LACKS, NOT_FINITE, Node, Requirement, Update
+from strategies.core.replies import LACKS, NOT_FINITE, Node, Requirement, Update, finite
 from strategies.core.roster import Roster
-from strategies.core.round_state import PersonalizationCost, Request, Round, Stop
+from strategies.core.round_state import PersonalizationCost, Request, Round, Sent, Stop
 from strategies.core.run_state import (
     check_names,
     client_states,
@@ -90,7 +89,6 @@ from strategies.core.run_state import (
     own_copy,
     return_client_states,
 )
-from strategies.core.undone_rounds import model_is_finite, snapshot, undo_round
 
 __all__ = ["PersonalizedStrategy", "Stop"]
 
@@ -100,6 +98,8 @@ Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 SCORE_NAME = re.compile(r"-?[A-Za-z][\w.+-]{0,60}")
+# Keys of a strategy's `state` whose values are not part of the model.
+NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder", "late")
 
 
 class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
@@ -352,7 +352,6 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         self.common_config: dict[str, Any] = {}  # part of every message's config
 
         self.receiver = Receiver(self)
-        self.messenger = Messenger(self)
         self.late = LateReplies(self)
         self.roster = Roster(
             max(self.min_available_nodes, *self.min_nodes.values()),
@@ -366,6 +365,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         )
         self._evaluation = Evaluation(self)
         self._accepted: ArrayRecord | None = None  # the last record that Flower passed
+        self._record: ArrayRecord | None = None  # of `arrays`; None if it is not made yet
 
     @property
     def round(self) -> int:
@@ -376,11 +376,6 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
     def decay(self) -> float:
         """The factor of the learning rates in the present round."""
         return lr_factor(self.lr_decay, self.lr_decay_rounds, self.saved_rounds + self.round)
-
-    @property
-    def hides_participants(self) -> bool:
-        """Whether the participants and their number are secret."""
-        return self.privacy is not None and self.privacy.hides_participants
 
     # What a method overrides
 
@@ -526,21 +521,33 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         node's arrays; `config` is added to the messages' config. `like` gives, by node, arrays of
         the names, shapes and dtypes that a reply must have. Replies are sorted by client id; nodes
         that fail or do not reply are left out, logged and counted in the round."""
-        (read,) = self.exchanges(Request(action, payloads, config or {}, like or {}))
-        return read()
+        (updates,) = self.exchanges(Request(action, payloads, config or {}, like or {}))
+        return updates
 
-    def exchanges(self, *requests: Request) -> list[Callable[[], list[Update]]]:
+    def exchanges(self, *requests: Request) -> list[list[Update]]:
         """Send several requests together, where none needs the replies of another.
 
-        Returns a function for each request. It checks and returns the replies, and counts them in
-        the round in which it is called."""
-        readers = self.messenger.exchanges(requests, self.common_config | self.message_config())
+        Returns the valid replies to each request."""
+        config = self.common_config | self.message_config()
+        records: dict[int, ArrayRecord] = {}  # shared by all requests
+        sent_by_request: list[Sent] = []
+        messages: list[Message] = []
         asked: set[Node] = set()
         for request in requests:
+            request_config = ConfigRecord({**config, **request.config})
+            sent = self._messages(request.action, request.payloads, request_config, records)
+            sent_by_request.append(sent)
+            messages += [message for message, _ in sent]
             asked.update(request.payloads)
+        replies: list[Message] = []
+        if messages:
+            replies += self.grid.send_and_receive(messages, timeout=self.timeout)
         # The requests are answered together, so a simulated clock waits once, for the slowest node.
         self.late.wait_for(asked)
-        return readers
+        answers: list[list[Update]] = []
+        for request, sent in zip(requests, sent_by_request, strict=True):
+            answers.append(self.receiver.receive(sent, replies, request.like))
+        return answers
 
     def training_nodes(self) -> Nodes:
         """The training nodes that are present, by client id.
@@ -587,6 +594,45 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             least_of_role = math.ceil(least * len(of_role) / max(len(nodes), 1))
             chosen += [of_role[i] for i in order[: max(count, least_of_role)]]
         return sorted(chosen)
+
+    # Messages
+
+    def _messages(
+        self,
+        action: str,
+        payloads: Mapping[Node, Arrays],
+        config: ConfigRecord,
+        records: dict[int, ArrayRecord] | None = None,
+    ) -> Sent:
+        """One message per node, of Flower's message type `action`; its bytes count in the round.
+
+        Arrays that nodes share are serialised once. `records` holds the results by the arrays' id;
+        pass the same dict to share them with other messages."""
+        if records is None:
+            records = {}
+        if self._record is not None:
+            records[id(self.arrays)] = self._record
+        sent: Sent = []
+        for node in sorted(payloads):
+            arrays = payloads[node]
+            sent.append((self.message_to(node, action, arrays, config, records), node))
+            self.now.bytes["down"] += num_bytes(arrays.values())
+        return sent
+
+    def message_to(
+        self,
+        node: Node,
+        action: str,
+        arrays: Arrays,
+        config: ConfigRecord,
+        records: dict[int, ArrayRecord],
+    ) -> Message:
+        """A message whose bytes are not counted; `records` are those of `_messages`."""
+        if id(arrays) not in records:
+            records[id(arrays)] = to_record(arrays)
+        entries = {self.arrayrecord_key: records[id(arrays)], self.configrecord_key: config}
+        content = filled(RecordDict(), entries)
+        return Message(content, dst_node_id=node.id, message_type=action)
 
     # A run
 
@@ -680,7 +726,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             if metrics is not None:
                 if self.now.has_state:
                     arrays = to_record(self.arrays)
-                    self.messenger.record = arrays
+                    self._record = arrays
                 return arrays, metrics
         replies = self._train(self.configure_train(number, arrays, config, self.grid))
         aggregated, metrics = self.aggregate_train(number, replies)
@@ -705,14 +751,14 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         The first arrays of a run initialize the strategy, which then loads its former state. Later
         arrays are those that a wrapper changed: they replace the strategy's, and all other state is
         kept. Raises ValueError as `initialize`, `load_state` and `check_names` do."""
-        if record is self._accepted or record is self.messenger.record:
+        if record is self._accepted or record is self._record:
             return
         arrays = from_record(record)
         if not self.runs_own_loop and self._accepted is not None:
             state = copy_containers(self.state()) | {"handout": self.published_models}
             self.load_state(state | {"arrays": arrays})
             self._accepted = record
-            self.messenger.record = None
+            self._record = None
             return
         if self.treats_statistics_apart:
             check_names(arrays, type(self).__name__)
@@ -721,10 +767,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             self.load_state(own_copy(self.former, in_place=self.in_place))
             self.former = None
         self._accepted = record
-        self.messenger.record = record if self.arrays is arrays else None
-
-    def _send(self, messages: Iterable[Message]) -> Iterable[Message]:
-        return self.grid.send_and_receive(messages, timeout=self.timeout)
+        self._record = record if self.arrays is arrays else None
 
     def _train(self, messages: Iterable[Message]) -> Iterable[Message]:
         """The replies to train messages, one by one as they arrive if the grid can do so.
@@ -732,7 +775,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         Together they are as large as all clients' models."""
         # An `aggregate_train` of a subclass may expect a list, as Flower's own loop passes it.
         if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
-            return self._send(messages)
+            return self.grid.send_and_receive(messages, timeout=self.timeout)
         if self.late.active:
             return ()  # `aggregate_train` lets `late` send them
         send = getattr(self.grid, "stream", self.grid.send_and_receive)
@@ -801,7 +844,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         if self.privacy is not None:
             self.privacy.spend(list(now.payloads))  # before any message is sent
             entries |= self.privacy.settings()
-        now.sent = self.messenger.messages("train", now.payloads, ConfigRecord(entries))
+        now.sent = self._messages("train", now.payloads, ConfigRecord(entries))
         now.report = {
             "round": server_round,
             "present": len(self.nodes),
@@ -887,18 +930,34 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         now.payloads = {}
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
-        before = snapshot(self)
+        before = own_copy(self.state(), in_place=self.in_place)
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
             aggregated = self.aggregate(self.arrays, updates)
             self.arrays = settled(aggregated, before["arrays"])
-        if not model_is_finite(self):
-            undo_round(self, before)
+        if not self._model_is_finite():
+            self._undo_round(before)
         self._stop_on_failure()  # `aggregate` may have made an exchange
         now.report |= self._train_report(updates, num_asked) | self.report()
         now.training = False
         now.end_phase("aggregate")
-        self.messenger.record = None if self.keeps_arrays else to_record(self.arrays)
-        return self.messenger.record, self._train_metrics(updates)
+        self._record = None if self.keeps_arrays else to_record(self.arrays)
+        return self._record, self._train_metrics(updates)
+
+    def _model_is_finite(self) -> bool:
+        """Whether the model's part of the state holds no NaN or infinity."""
+        state = self.state()
+        return finite({key: value for key, value in state.items() if key not in NOT_OF_MODEL})
+
+    def _undo_round(self, before: dict[str, Any]) -> None:
+        """Return to the state `before` the round; the privacy budget of the round stays spent."""
+        log(WARNING, "round %s is undone: NaN or infinity would come into the model", self.round)
+        self.forget()
+        state = before | {"handout": self.published_models}
+        if self.privacy is not None:
+            state["privacy"] = self.privacy.state()
+        self.load_state(state)
+        self.undone_rounds += 1
+        self.now.report["undone"] = True
 
     def expected_replies(self) -> dict[Node, Arrays]:
         """What `expected` says of each node's train message in the present round."""
@@ -945,7 +1004,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             aggregate = self.train_metrics_aggr_fn or foreign_means
             foreign_records = records(updates, self.weighted_by_key)
             metrics.update(aggregate(foreign_records, self.weighted_by_key))
-        if not self.hides_participants:
+        if not participants_are_secret(self.privacy):
             metrics["valid-replies"] = report["valid"]
             if report["loss"] is not None:
                 metrics["loss"] = report["loss"]
@@ -965,8 +1024,9 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         dropped = self.now.dropped
         if not dropped or self.on_client_failure != "stop":
             return
-        # Counts would tell how many took part.
-        causes = sorted(dropped) if self.hides_participants else dict(dropped)
+        causes: Collection[str] = dict(dropped)
+        if participants_are_secret(self.privacy):
+            causes = sorted(dropped)  # counts would tell how many took part
         raise RuntimeError(
             f"{self._unmet_requirement()}round {self.round}: a client failed ({causes}); "
             f"{self.now.failure}"
@@ -978,7 +1038,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         least = self.min_valid_replies
         if len(updates) >= least or not now.report["sampled"]:  # a private sample may be empty
             return
-        if self.hides_participants:
+        if participants_are_secret(self.privacy):
             count = "too few valid replies"
             causes = ""
         else:
@@ -1063,7 +1123,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             entries[BOUND] = True
         if self.selection_metric not in (AUTO, *MAIN_SCORES):
             entries[SELECTED_SCORE] = self.selection_metric
-        now.sent = self.messenger.messages("evaluate", payloads, ConfigRecord(entries))
+        now.sent = self._messages("evaluate", payloads, ConfigRecord(entries))
         return [message for message, _ in now.sent]
 
     def _nodes_to_evaluate(self) -> Nodes:

@@ -6,7 +6,6 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 import torch
@@ -118,7 +117,7 @@ def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
 
 def at_once(exchange):
     """A strategy's `exchanges` in which `exchange` answers each request."""
-    return lambda *requests: [partial(exchange, *vars(r).values()) for r in requests]
+    return lambda *requests: [exchange(*vars(request).values()) for request in requests]
 
 
 def answering(method, handle):
