@@ -113,7 +113,8 @@ class Roster:
                 break
             if refusals and not nodes:
                 raise _no_client_starts(refusals[0])
-            if time.monotonic() > deadline:
+            # Nodes that came while others answered are asked first, however late it is.
+            if time.monotonic() > deadline and set(grid.get_node_ids()) <= set(ids):
                 raise self._too_few(nodes, refusals, grid)
             time.sleep(POLL_SECONDS)
         if self.only_model:

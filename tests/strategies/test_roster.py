@@ -118,6 +118,24 @@ def test_nodes_at_the_start_have_longer_to_answer():
     assert waited == [90.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
+def test_nodes_that_come_while_others_answer_are_asked_after_the_wait_has_ended():
+    """Nodes 2 and 3 come one after the other, while the ones before them answer."""
+    grid, _ = federation({"client": 1}, {"client": 2}, {"client": 3})
+    come = [1]
+    answer = grid.send_and_receive
+
+    def slowly(messages, timeout):
+        come.append(len(come) + 1)
+        return answer(messages, timeout=timeout)
+
+    grid.send_and_receive = slowly
+    grid.get_node_ids = lambda: come[:3]
+    assert [node.id for node in Roster(3, 0.0, "").present(grid, {}, 1.0)] == [1, 2, 3]
+    come[:] = [1]
+    with pytest.raises(RuntimeError, match="3 of 4 nodes answered within 0 s"):
+        Roster(4, 0.0, "").present(grid, {}, 1.0)
+
+
 def test_the_roster_is_cut_to_one_network():
     grid, _ = federation(*({"client": i, "model": "ab"[i % 2]} for i in (1, 2, 3)))
     assert look(Roster(3, 0.0, "b"), grid, 1, 2, 3) == ([(1, 1), (3, 3)], {})
