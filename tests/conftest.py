@@ -15,9 +15,10 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # workers use this environmen
 os.environ.setdefault("RAY_worker_niceness", "0")  # else other processes starve them
 
 WAITING = {"test_engines.py", "test_jobs.py", "test_ray_grid.py", "test_report_browser.py"}
-LONG = {"test_attack.py", "test_cli.py", "test_contract.py", "test_ledger.py", "test_plugin.py",
-        "test_limited_liars.py", "test_networks_matrix.py", "test_pages.py", "test_personalize.py",
-        "test_shots.py", "test_strangers.py"}  # fmt: skip
+LONG = {"test_attack.py", "test_audit.py", "test_component_settings.py", "test_contract.py",
+        "test_foreign.py", "test_kills.py", "test_loss.py", "test_networks_matrix.py",
+        "test_pages.py", "test_personalize.py", "test_plugin.py", "test_resume.py",
+        "test_saved_runs.py", "test_strangers.py", "test_tuning.py"}  # fmt: skip
 
 
 def pytest_configure(config):
@@ -40,7 +41,6 @@ def pytest_collection():
 def pytest_collection_finish():
     """The collector no longer walks modules and tests, and walks less often what tests leave: a
     tenth of the tests' processor time."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 10, 10)
 
@@ -50,6 +50,16 @@ def one_thread():
     import torch  # not before the workers: who deals the tests to them has no need of it
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rough_distances():
+    """Clients' distances after few of their 40 exchanges; tests/methods/test_pfl.py has all."""
+    from strategies.core import domain_distances
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(domain_distances, "STEPS", 4)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

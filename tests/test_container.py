@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
-from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from packaging.requirements import Requirement
 
 from fedapps.common.addresses import connection_error
@@ -69,7 +67,10 @@ def test_the_manifest_for_kubernetes_follows_its_schema_and_names_what_is_there(
 
 
 def argument_parser(command):
-    """The parser of one of Flower's commands."""
+    """The parser of one of Flower's commands. Their modules take half a second."""
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
     if command == "flower-superlink":
         return _parse_args_run_superlink()
     return _parse_args_run_supernode()

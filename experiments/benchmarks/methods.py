@@ -13,7 +13,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 import partitions
 from clients.core.client import Client
@@ -58,6 +57,8 @@ def step_seconds(client: Client) -> float:
 
 def step_operations(client: Client) -> float:
     """Floating-point operations of a step, of matrix products only."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     client.load(client.initial)
     with FlopCounterMode(display=False) as counter:
         client.fit_locally({SERVER_ROUND: 1})

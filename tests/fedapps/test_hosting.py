@@ -4,7 +4,6 @@ import logging
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from small_runs import SMALL, Watched, bits, states
 
 from fedapps.clientapp import app, host
@@ -27,6 +26,8 @@ HOSTED = {1: (0, 3, 6), 2: (1, 4), 3: (2, 5)}  # clients c ≡ p (mod 3), by the
 
 def test_the_grid_tells_the_engine():
     """Even if Ray is loaded, real clients are not asked for what simulated ones report."""
+    from flwr.superlink.grid import HttpGrid, InMemoryGrid  # takes a second
+
     assert engine_of(InMemoryGrid.__new__(InMemoryGrid)) == "flower"
     assert engine_of(HttpGrid.__new__(HttpGrid)) == "deployment"
     assert engine_of(InProcessGrid(app, {}, [])) == "deployment"  # nobody's that Flower simulates

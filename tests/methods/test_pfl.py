@@ -11,6 +11,7 @@ from clients.core.domain import domain_gradient
 from clients.methods.pfl import PFLClient, PFLSampledClient
 from clients.models import build_model
 from partitions.shares import Samples
+from strategies.core import domain_distances
 from strategies.core.domain_distances import a_distances
 from strategies.core.replies import Node, Update
 from strategies.core.round_state import Round
@@ -18,6 +19,12 @@ from strategies.methods import pfl
 from strategies.methods.pfl import PFL, PFLEnsemble, PFLNearest
 
 SETTINGS = {"num-clients": 6, "local-steps": 4, "rounds": 2, "evaluate-every": 2}
+STEPS = domain_distances.STEPS  # before conftest.py lowers it
+
+
+@pytest.fixture(autouse=True)
+def whole_distances(monkeypatch):
+    monkeypatch.setattr(domain_distances, "STEPS", STEPS)
 
 
 def go(**changes):
