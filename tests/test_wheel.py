@@ -13,6 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+from small_runs import run_anew
 
 from hatch_build import FOLDERS, package, rewritten
 
@@ -38,26 +39,10 @@ def obstacles(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Runs Python in a user's folder, with the package as a wheel holds it."""
+    """A folder with the package as a wheel holds it, and a user's folder."""
     folder = tmp_path_factory.mktemp("installed")
     package(ROOT, folder / "site" / "fedapps")
-    user = obstacles(folder / "user")
-    path = os.pathsep.join(map(str, (user, folder / "site")))
-
-    def run(*words):
-        env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, *map(str, words)],
-            cwd=user,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
+    return folder / "site", obstacles(folder / "user")
 
 
 def test_imports_of_every_form_are_rewritten():
@@ -111,16 +96,16 @@ def test_a_page_imports_from_fedapps_alone(page):
 
 
 def test_an_installed_package_has_every_name_on_the_pages_and_runs_beside_a_users_own_clients(
-    installed, tmp_path
+    installed, tmp_path, monkeypatch
 ):
     """The checkout has the names as well."""
+    site, user = installed
     names = sorted(set().union(*map(names_on, PAGES.values())))
     assert {"fedapps.clients.Client", "fedapps.strategies.FedAvg"} <= {*names}
     for name in names:
         resolve_name(name)
-    installed(
-        "-c",
-        f"""
+    monkeypatch.chdir(user)
+    program = f"""
 from pkgutil import resolve_name
 for name in {names}:
     resolve_name(name)
@@ -130,9 +115,14 @@ from fedapps import clients, partitions
 from fedapps.strategies import PFedHN
 assert PFedHN.__module__ == "fedapps.strategies.methods.pfedhn"
 assert "fedtta/table1-mnist" in experiments()
-cli("run --methods fedtta {SMALL} --output {tmp_path}/results".split())
-""",
-    )
+import fedapps
+assert fedapps.__file__.startswith({str(site)!r})
+try:
+    cli("run --methods fedtta {SMALL} --output {tmp_path}/results".split())
+except SystemExit as end:
+    assert not end.code
+"""
+    run_anew(program, path=[user, site])
     assert (tmp_path / "results" / "fedtta-seed0" / "model.safetensors").is_file()
 
 
@@ -144,7 +134,13 @@ def test_every_method_keeps_its_contract_in_an_installed_package(installed, tmp_
         file.write_text(rewritten(file.read_text("utf-8")), "utf-8")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")  # which messages the page names
     contract = tmp_path / "tests" / "test_contract.py"
-    installed("-m", "pytest", "-q", "-n0", "-k", "not draws", contract)  # that patches the checkout
+    site, user = installed
+    path = os.pathsep.join(map(str, (user, site)))
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    # Tests of draws patch the checkout.
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "not draws", contract]
+    done = subprocess.run(command, cwd=user, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Files in memory through which two processes of one machine exchange objects.
 
-Together with `ray_actors.keep_freed_memory` they make a round of FedAvg on Ray 3 to 10 % shorter:
+Together with `keep_freed_memory` they make a round of FedAvg on Ray 3 to 10 % shorter:
 Ray's object store costs 2 ms for a reply of a megabyte, a file in memory half a millisecond."""
 
+import ctypes
 import os
 import pickle
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 MEMORY = Path("/dev/shm")  # a file system in memory
 LIMIT = 64 << 20  # bytes of a file; Ray's store, which spills to disk, takes larger objects
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class MemoryFiles:
@@ -70,3 +72,14 @@ class MemoryFiles:
         self.unlink()
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory of freed tensors of up to 32 MB for the next ones.
+
+    The system has to zero memory page by page when it is returned and requested again. Together
+    with `MemoryFiles` this makes a round of FedAvg on Ray 3 to 10 % shorter."""
+    with suppress(OSError, AttributeError, TypeError):  # no glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, size in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 256 << 20)):
+            mallopt(option, size)

@@ -3,11 +3,9 @@
 An actor keeps no client's state. States lie in Ray's object store, on the driver's machine, so any
 actor can answer for any client, and an actor or a machine that is lost costs no state."""
 
-import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -18,10 +16,9 @@ from flwr.clientapp import ClientApp
 
 from fedapps.common.threads import use_one_thread
 from fedapps.engines.in_process_grid import Contexts, UserConfig, respond, with_id, with_records
-from fedapps.engines.memory_files import MemoryFiles
+from fedapps.engines.memory_files import MemoryFiles, keep_freed_memory
 
 AHEAD = 2  # batches that are sent to an actor, so that it never waits for the driver
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class SharedRecords:
@@ -159,17 +156,6 @@ class Actors:
     def _end(self, actor: Any) -> None:
         ray.kill(actor)
         self.files.pop(actor).close()
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory of freed tensors of up to 32 MB for the next ones.
-
-    The system has to zero memory page by page when it is returned and requested again. Together
-    with `memory_files` this makes a round of FedAvg on Ray 3 to 10 % shorter."""
-    with suppress(OSError, AttributeError, TypeError):  # no glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        for option, size in ((M_MMAP_THRESHOLD, 32 << 20), (M_TRIM_THRESHOLD, 256 << 20)):
-            mallopt(option, size)
 
 
 def machine_id() -> str:

@@ -1,10 +1,10 @@
 """Runs in process need nothing that Windows lacks."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
+import pytest
+from small_runs import run_anew
 
 POSIX = """
 import builtins, os, signal, sys
@@ -55,15 +55,9 @@ fedapps(f"personalize {folder}/runs/tent-seed0 {folder}/x.npy --output {folder}/
 """
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is forked")
 def test_modules_and_runs_in_process_need_no_posix(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((9, 1, 8, 8), np.uint8))
-    done = subprocess.run(
-        [sys.executable, "-c", POSIX + MODULES + COMMANDS, str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "tent" in done.stdout and "fedtta++" in done.stdout
+    printed = run_anew(POSIX + MODULES + COMMANDS, tmp_path)
+    assert "tent" in printed and "fedtta++" in printed
     assert (tmp_path / "mine" / "predictions.csv").is_file()

@@ -1,8 +1,7 @@
 """RayGrid: the bits of the other engines; actors and machines that die or hang."""
 
+import importlib
 import os
-import platform
-import subprocess
 import sys
 import time
 from functools import partial
@@ -108,20 +107,21 @@ def on_actors(actors, config):
 @pytest.mark.parametrize("method", ["scaffold", "fedtta++", "odpfl-hn", "lg-fedavg", "pfl-nearest"])
 def test_the_bits_are_those_of_one_process(method, actors):
     """Methods with and without states, of one exchange and several, on the same actors."""
-    config = configuration(method)
+    config = configuration(method, **{"rounds": 2, "evaluate-every": 2})
     assert bits(on_actors(actors, config)) == bits(in_process(config))
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
 def test_clients_without_labels_streams_and_shifted_tests_are_the_same_in_actors(case, actors):
     """Where two of four training clients have labels, FLowDUP trains four and HyperFedZero two."""
-    config = configuration(**UNUSUAL[case])
+    rounds = 3 if "late" in case else 2
+    config = configuration(**UNUSUAL[case] | {"rounds": rounds})
     result = on_actors(actors, config)
     assert bits(result) == bits(in_process(config))
-    metrics = result.train_metrics_clientapp[3]
+    metrics = result.train_metrics_clientapp[rounds]
     if "labels" in case:
         assert metrics["valid-replies"] == (4 if "flowdup" in case else 2)
-        assert result.evaluate_metrics_clientapp[3]["train-clients"] == 2
+        assert result.evaluate_metrics_clientapp[rounds]["train-clients"] == 2
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="no files in memory on this system")
@@ -148,14 +148,20 @@ def test_messages_and_answers_go_by_files_without_names(actors, monkeypatch):
     assert not any(Path(name).exists() for name in names)
 
 
-def out_of_reach(count, create=MemoryFiles.create):
-    """Files that an actor does not find, as on another machine."""
-    files = create(count)
-    files.unlink()
-    return files
+@pytest.fixture
+def sent(monkeypatch):
+    """The nodes of each batch that is sent, and its actor."""
+    batches = []
+
+    def send(grid, actor, tasks, *arguments, send=RayGrid._send):
+        batches.append(([task.node for task in tasks], actor))
+        return send(grid, actor, tasks, *arguments)
+
+    monkeypatch.setattr(RayGrid, "_send", send)
+    return batches
 
 
-def test_what_a_private_client_has_answered_outlives_its_actor(actors):
+def test_what_a_private_client_has_answered_outlives_its_actor(actors, sent):
     """Or it would answer another encoder as well, beyond its budget."""
     private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
     config = configuration("odpfl-hn", **private)
@@ -171,39 +177,40 @@ def test_what_a_private_client_has_answered_outlives_its_actor(actors):
         return from_record(reply.content["arrays"]) if reply.has_content() else reply.error.reason
 
     first = asked(gamma)["descriptor"]
-    for number in range(2):
+    ((_, answered),) = sent
+    for dies in (True, False):
         assert np.array_equal(asked(gamma)["descriptor"], first)
         other = asked({name: a + 1 for name, a in gamma.items()})
         assert "has answered what descriptor-epsilon 1" in other
-        ray.kill(actors.all[number])
+        if dies:
+            ray.kill(answered)
 
 
 @pytest.fixture
-def sent(monkeypatch):
-    """The nodes of each batch that is sent, and its actor."""
-    batches = []
+def lacking(actors):
+    """An actor that finds no files in memory, as on another machine; afterwards it has new ones. A
+    new actor would take seconds."""
 
-    def send(grid, actor, tasks, *arguments, send=RayGrid._send):
-        batches.append(([task.node for task in tasks], actor))
-        return send(grid, actor, tasks, *arguments)
+    def open_files(actor, paths):
+        actor.files = MemoryFiles(paths)
+        actor.files.unlink()
+        return len(actor.files)
 
-    monkeypatch.setattr(RayGrid, "_send", send)
-    return batches
+    lacking = actors.all[0]
+    unlinked = actors.files[lacking].paths
+    assert ray.get(lacking.__ray_call__.remote(open_files, unlinked)) == 0
+    yield lacking
+    files = actors.files[lacking] = MemoryFiles.create(AHEAD)
+    assert ray.get(lacking.__ray_call__.remote(open_files, files.paths)) == AHEAD
 
 
-def test_without_files_in_memory_the_bits_are_the_same(actors, sent, monkeypatch):
-    """One of the two actors finds none; with two of them the test would take twice as long."""
+def test_without_files_in_memory_the_bits_are_the_same(actors, lacking, sent):
+    """One of the two actors finds none."""
     config = configuration("pfedhn")
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryFiles, "create", out_of_reach)
-        lacking = actors.replace(actors.all[0])
-    _, found = ray.get(lacking.begin.remote(config, Simulated(6)))  # it has started
-    assert found == 0
     grid = RayGrid(actors, config, Simulated(6))
     assert bits(run(grid, config, "ray")) == bits(in_process(config))
     assert lacking in [actor for _, actor in sent]
     assert lacking in actors.all and not len(actors.files[lacking])
-    actors.replace(lacking)
 
 
 def queries(grid):
@@ -266,7 +273,7 @@ def test_actors_find_what_comes_from_outside_the_package(actors):
 
 def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):
     """Batches that run when the caller stops iterating still use their files."""
-    grid = begun(actors, 6, **{"local-steps": 300})
+    grid = begun(actors, 6, **{"local-steps": 100})
     _, arrays = method_model("fedavg", SMALL, partitions.task(SMALL))
     content = {"arrays": to_record(arrays), "config": ConfigRecord({"server-round": 1})}
     asked = [Message(RecordDict(content), node, "train") for node in grid.get_node_ids()]
@@ -279,34 +286,6 @@ def test_replies_that_nobody_waits_for_disturb_no_later_exchange(actors):
     assert got == {node: node - 1 for node in grid.get_node_ids()}
     list(grid.answer(with_ids(queries(grid)), 60))
     assert not grid._abandoned
-
-
-FAULTS = """
-import resource
-import numpy as np
-from fedapps.engines.ray_actors import keep_freed_memory
-
-def faults():
-    for _ in range(2):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(50):
-            np.ones(200_000), np.ones(400_000)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-given = faults()
-keep_freed_memory()
-print(given, faults())
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no glibc")
-def test_freed_memory_is_kept_for_the_next_arrays():
-    """50 times arrays of 1.6 and 3.2 MB, in pages of 4 KB: 58 600 that have to be zeroed."""
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}  # else glibc learns it, sooner or later
-    printed = subprocess.check_output([sys.executable, "-c", FAULTS], env=env)
-    given, kept = map(int, printed.split())
-    assert given > 50_000
-    assert kept < 1_000
 
 
 def test_a_client_that_never_answers_costs_the_timeout_and_its_batch(actors, ordered):
@@ -356,16 +335,15 @@ def test_a_run_that_is_interrupted_stops_between_replies(actors):
 
 
 def test_only_flowers_own_actors_say_that_they_simulate(actors):
-    """Not a process whose code has started Ray, as this one, and not an actor of its own."""
+    """Not a process whose code has started Ray, as this one, and not another actor."""
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 6}, RecordDict(), {})
     assert ray.is_initialized() and not is_simulated(context)
 
-    class Worker:
-        def asks(self):
-            return is_simulated(context)
+    def in_actor(_):
+        importlib.import_module("flwr.simulation.ray_transport.ray_actor")
+        return is_simulated(context)
 
-    worker = ray.remote(num_cpus=0)(Worker).remote()
-    assert not ray.get(worker.asks.remote())
+    assert not ray.get(actors.all[0].__ray_call__.remote(in_actor))
 
     def app_of_flower():
         return lambda message, context: is_simulated(context)
@@ -373,8 +351,7 @@ def test_only_flowers_own_actors_say_that_they_simulate(actors):
     flowers = ClientAppActor.options(num_cpus=0).remote()
     _, answer, _ = ray.get(flowers.run.remote(app_of_flower, None, "0", context))
     assert answer
-    for actor in (worker, flowers):
-        ray.kill(actor)
+    ray.kill(flowers)
 
 
 def test_a_real_node_whose_code_started_ray_counts_what_it_gives(actors, tmp_path):
@@ -382,7 +359,8 @@ def test_a_real_node_whose_code_started_ray_counts_what_it_gives(actors, tmp_pat
     config = SMALL | {"dp": "local", "dp-noise-multiplier": 1.0, "rounds": 1}
     context = Context(1, 1, {"state-dir": str(tmp_path)}, RecordDict(), config)
     arrays = {"arrays": to_record({"w": np.zeros(2)}), "config": ConfigRecord({LOCAL_NOISE: 9.0})}
-    (message,) = with_ids([Message(RecordDict(arrays), 1, "train")])
+    grid = InProcessGrid(app, config, [{}])
+    (message,) = with_ids([grid.create_message(RecordDict(arrays), "train", 1, "")])
     moved = {"arrays": to_record({"w": np.ones(2)}), "metrics": MetricRecord({"num-examples": 3})}
     reply = guarded(message, context, lambda m, c: Message(RecordDict(moved), reply_to=m))
     assert not reply.has_error() and (tmp_path / "privacy.safetensors").is_file()

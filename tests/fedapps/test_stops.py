@@ -179,21 +179,79 @@ def test_an_interrupted_run_leaves_its_process_as_it_was(tmp_path):
         assert saved_round(job.folder)
 
 
-def test_sigterm_ends_the_command_in_order_as_ctrl_c_does(tmp_path):
-    command = [str(Path(sys.executable).parent / "fedapps"), *RUN, "rounds=30000"]
-    process = subprocess.Popen(
-        [*command, "local-steps=300", "checkpoint-every=1", "--output", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    file = tmp_path / "fedavg-seed0" / "metrics.jsonl"
-    while not (file.is_file() and file.read_text()):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.terminate()
-    got = process.communicate()[0].decode()
-    assert process.returncode == 143, got
+STARTS = """
+import json, os, sys
+import fedapps.engines.run, fedapps.planning, fedapps.serverapp
+from fedapps.__main__ import main
+
+for line in sys.stdin:
+    words, output = json.loads(line)
+    child = os.fork()
+    if not child:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.argv = ["fedapps", *words]
+        main()
+        sys.exit()
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def start():
+    """Starts the command as a process that prints to the file `output`. Gives its id, and a
+    function that waits for its exit code.
+
+    It is forked from a process that has imported what takes seconds. That is not this one: some of
+    the libraries that tests load cannot end in a fork."""
+
+    def start(words, output):
+        starter.stdin.write(json.dumps([[str(word) for word in words], str(output)]) + "\n")
+        starter.stdin.flush()
+        child = int(starter.stdout.readline())
+        return child, lambda: int(starter.stdout.readline())
+
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        yield start
+        starter.stdin.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_sigterm_ends_the_command_in_order_as_ctrl_c_does(start, tmp_path):
+    words = [*RUN, "rounds=30000", "local-steps=300", "checkpoint-every=1", "--output", tmp_path]
+    said = tmp_path / "said"
+    child, exit_code = start(words, said)
+    try:
+        wait(lambda: saved_round(tmp_path / "fedavg-seed0"), 120, said.read_text)
+    finally:
+        os.kill(child, signal.SIGTERM)
+        code = exit_code()
+    got = said.read_text()
+    assert code == 143, got
     assert "terminate called" not in got
     (number,) = re.findall(r"fedavg-seed0: stopped after round \d+, continues at (\d+)", got)
     assert got.endswith(f"stopped; to continue: fedapps run --resume {tmp_path}\n")
     assert int(number) - 1 == saved_round(tmp_path / "fedavg-seed0") > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_two_ctrl_c_in_a_long_step_end_the_run_without_an_abort(start, tmp_path):
+    """The second one ends the wait for the client, whose thread is within torch."""
+    words = ["run", "num-clients=2", "model=mlp", "local-steps=4000", "--methods", "fedavg",
+             "--engine", "in-process", "--output", tmp_path]  # fmt: skip
+    output = tmp_path / "said"
+    child, exit_code = start(words, output)
+    try:
+        wait((tmp_path / "fedavg-seed0" / "metrics.jsonl").is_file, 120, output.read_text)
+    finally:
+        for _ in range(2):
+            time.sleep(0.3)  # the next round has begun; the first signal has been taken
+            os.kill(child, signal.SIGINT)
+        code = exit_code()
+    said = output.read_text()
+    assert said.endswith(f"stopped; to continue: fedapps run --resume {tmp_path}\n"), said
+    assert code == 130

@@ -1,9 +1,6 @@
 """Torch's threads: a run computes on one, and leaves the process that calls it as it was."""
 
 import ast
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -28,34 +25,6 @@ from fedapps.serverapp import load_client_app
 from strategies.methods.fedavg import FedAvg
 
 ROOT = Path(__file__).parents[2]
-ENTRY_POINTS = """
-torch.set_num_threads(3)
-import fedapps.api, fedapps.clientapp, fedapps.own_app, fedapps.estimate, fedapps.serverapp
-import fedapps.engines.run, fedapps.planning, fedapps.service.finished_run
-assert torch.get_num_threads() == 3
-"""
-
-FIRST_PRODUCT = """
-import threading
-import psutil
-import torch
-from fedapps.common.threads import one_thread
-
-a = torch.ones(600, 600)
-counts = []
-
-def turn():
-    with one_thread():
-        before = psutil.Process().num_threads()
-        torch.mm(a, a)
-        counts.append(psutil.Process().num_threads() - before)
-
-torch.set_num_threads(1)
-thread = threading.Thread(target=turn)
-thread.start()
-thread.join()
-assert counts == [0], counts
-"""
 
 
 @pytest.fixture
@@ -92,18 +61,13 @@ def recorded(monkeypatch, three_threads):
     return counts
 
 
-def test_a_new_thread_computes_on_one_and_importing_sets_nothing():
-    """In a new process. A run in process begins with such a thread, whose sums on three threads may
-    differ in the last bits. The entry points import most of the package."""
-    code = FIRST_PRODUCT + ENTRY_POINTS
-    environment = os.environ | {"OMP_NUM_THREADS": "3"}
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=environment)
-
-
 def test_no_module_sets_threads_when_imported():
     for folder in ("partitions", "clients", "strategies", "fedapps"):
         for file in (ROOT / folder).rglob("*.py"):
-            for statement in ast.parse(file.read_text("utf-8")).body:
+            text = file.read_text("utf-8")
+            if "set_num_threads" not in text:  # to parse it takes long
+                continue
+            for statement in ast.parse(text).body:
                 definition = isinstance(statement, ast.FunctionDef | ast.ClassDef)
                 assert definition or "set_num_threads" not in ast.unparse(statement), file
 

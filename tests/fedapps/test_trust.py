@@ -2,9 +2,8 @@
 
 import csv
 import io
-import json
 import os
-import subprocess
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -14,18 +13,17 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from click.testing import CliRunner
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
-from small_runs import SMALL
+from small_runs import COMMAND, SMALL, exit_code, forked
 from torch import nn
-from typer.testing import CliRunner
 
 import fedapps
 from clients.models import build_model
 from fedapps.callbacks import make_callbacks
 from fedapps.clientapp import app, make_client
-from fedapps.commands.main import cli
 from fedapps.common import external_code
 from fedapps.engines.in_process_grid import respond
 from fedapps.own_app import client_app
@@ -37,21 +35,7 @@ from partitions import federation
 from partitions.datasets.loading import load
 from partitions.rules.registry import PARTITIONS
 
-COMMAND = Path(sys.executable).parent / "fedapps"
-# Runs the command's script with each list of words in a child of a process that has imported what
-# takes seconds; prints each exit code, and whether the marked file exists by then.
-STARTS = """
-import json, os, runpy, sys
-import fedapps.service.finished_run
-mark, words = sys.argv[1], json.loads(sys.argv[2])
-for sys.argv in words:
-    child = os.fork()
-    if not child:
-        os.dup2(2, 1)
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(code, os.path.exists(mark), flush=True)
-"""
+SCRIPT = Path(sys.executable).parent / "fedapps"
 HELPER = """
 from torch import nn
 
@@ -88,7 +72,7 @@ def sent(finished, tmp_path):
 
 
 def called(*arguments):
-    done = CliRunner().invoke(cli, [str(one) for one in arguments], env={"COLUMNS": "300"})
+    done = CliRunner().invoke(COMMAND, [str(one) for one in arguments], env={"COLUMNS": "300"})
     assert isinstance(done.exception, SystemExit | None), done.exception
     return done.exit_code, " ".join(done.output.split())
 
@@ -141,22 +125,33 @@ def test_what_only_a_setting_or_a_callback_names_is_refused_too(sent, tmp_path):
         make_callbacks(defaults() | {"callbacks": "os:abort"})
 
 
-def test_a_module_where_one_stands_is_imported_for_the_users_word_alone(sent, tmp_path):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_a_module_where_one_stands_is_imported_for_the_users_word_alone(
+    sent, tmp_path, monkeypatch
+):
     """By the real command, whose own start once opened the folder to all imports."""
     mark = tmp_path / "mark"
     (tmp_path / "helper.py").write_text(HELPER.format(mark=str(mark)))
     run = sent({"model": "helper:Net"})
-    environment = {
-        k: v for k, v in os.environ.items() if k not in (external_code.VARIABLE, "PYTHONPATH")
-    }
+    monkeypatch.delenv(external_code.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
 
-    asked = [[], ["--allow", "helper:Other"], ["--allow", "helper:Net"]]
-    words = [[str(COMMAND), "show", str(run), *options] for options in asked]
-    command = [sys.executable, "-P", "-c", STARTS, str(mark), json.dumps(words)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.split() == ["2", "False", "2", "False", "0", "True"], done.stderr
+    def started(*options):
+        """In a process of its own, which is forked: to import what it needs takes seconds."""
+
+        def call():
+            sys.argv = [str(SCRIPT), "show", str(run), *options]
+            try:
+                runpy.run_path(str(SCRIPT), run_name="__main__")
+            except SystemExit as error:
+                return error.code
+
+        return exit_code(forked(call)), mark.exists()
+
+    assert started() == (2, False)
+    assert started("--allow", "helper:Other") == (2, False)
+    assert started("--allow", "helper:Net") == (0, True)
 
 
 def test_the_users_word(tmp_path, monkeypatch):

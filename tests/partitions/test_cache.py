@@ -1,8 +1,6 @@
 """The one copy of a dataset that a machine's processes share."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import dataset_files
@@ -210,33 +208,3 @@ def test_few_deals_are_kept(tmp_path, monkeypatch):
         os.utime(new, (1000 + seed, 1000 + seed))
         files.append(new)
     assert set(folder.iterdir()) == set(files[2:])
-
-
-PROGRAM = """
-import sys
-import fedapps.clientapp
-from fedapps.common import external_code
-from fedapps.settings.config import defaults
-from partitions import federation
-federation(defaults()).share(0)
-slow = {"dp_accounting", "flwr_datasets", "matplotlib", "ray", "scipy.stats"}
-print("started with", *sorted(slow & set(sys.modules)))
-from fedapps.serverapp import run_in_process
-config = defaults() | {"num-clients": 4, "rounds": 1, "local-steps": 2, "pfedhn.hidden-dim": 8}
-for method in ("fedavg", "tent", "pfedhn", "fedtta++"):
-    run_in_process(config | {"method": method})
-print("trained with", *sorted({"torch._dynamo"} & set(sys.modules)))
-"""
-
-
-def test_a_client_starts_without_slow_imports_and_trains_without_torch_s_compiler():
-    """A process for each message: what it imports is what an exchange costs. Another process has
-    dealt the rows. The compiler would cost every actor and every message seconds and 160 MB."""
-    for clients in (20, 4):
-        divide(num_clients=clients).share(0)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    said = [line.strip() for line in done.stdout.splitlines()]
-    assert {"started with", "trained with"} <= set(said), said

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from contextlib import contextmanager
@@ -138,6 +139,7 @@ def federate(grid=InProcessGrid, **changes):
     return run(grid, config, "in-process"), grid
 
 
+PROJECT = ("fedapps", "clients", "strategies", "partitions", "experiments")
 COMMAND = typer.main.get_command(cli)  # typer's own CliRunner makes it anew at each call
 
 
@@ -148,6 +150,8 @@ def invoke(*words, code=0, columns=300, drawn=False, **options):
     would take longer than small runs."""
     if words[:1] == ("run",) and not drawn:
         with pytest.MonkeyPatch.context() as patch:
+            for figure in ("curves", "time", "decisions", "clients"):
+                patch.setattr(plot, figure, lambda *_: None)
             patch.setattr(plot, "as_svg", lambda figure, name: name)
             return invoke(*words, code=code, columns=columns, drawn=True, **options)
     environment = {"COLUMNS": str(columns)}
@@ -245,6 +249,41 @@ def forked(function):
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def print_to(descriptor):
+    """From now on this process prints to the open file alone, errors too."""
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def run_anew(code, *arguments, path=()):
+    """What a Python program prints that imports this project's modules anew, from the folders
+    `path` first. It runs in a process forked from this one, where torch, Flower and Ray are
+    imported already; a new process would take seconds for these. It has to end without an error."""
+
+    def call():
+        print_to(output.fileno())
+        for name in list(sys.modules):
+            if name.partition(".")[0] in PROJECT:
+                del sys.modules[name]
+        sys.argv = ["-c", *map(str, arguments)]
+        sys.path[:0] = map(str, path)
+        exec(compile(code, "program", "exec"), {"__name__": "__main__"})
+
+    with tempfile.TemporaryFile("w+") as output:
+        status = exit_code(forked(call))
+        output.seek(0)
+        printed = output.read()
+    assert status == 0, printed
+    return printed
+
+
+def exit_code(child):
+    """The exit code of a child, once it has ended; −n if signal n has ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def wait(done, seconds, what):
