@@ -6,6 +6,7 @@ every name; the figures are those of `fedapps plot`."""
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.resources import files
 from math import isnan
 from pathlib import Path
@@ -34,6 +35,7 @@ from fedapps.settings.saved_configurations import COMMANDS
 from partitions.rules.registry import RULES
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from pandas import DataFrame
 
 NAME = "report.html"
@@ -59,11 +61,7 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
 
     What does not fit into `LIMIT` bytes is left out with a note: rounds, then clients of later
     seeds, then all clients."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.filters["on_page"] = plot.on_page
-    template = environment.from_string((files("fedapps.results") / NAME).read_text("utf-8"))
+    template = _template()
     notes = [*failures(runs), *problems]
     first = runs.seed.min()
     # From the whole page to the smallest one.
@@ -84,6 +82,16 @@ def write_report(runs: "DataFrame", folder: Path, problems: Sequence[str] = ()) 
             break
     write_text(folder / NAME, page)
     return folder / NAME
+
+
+@cache
+def _template() -> "Template":
+    """The page's template; a process compiles it once."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters["on_page"] = plot.on_page
+    return environment.from_string((files("fedapps.results") / NAME).read_text("utf-8"))
 
 
 def content(runs: "DataFrame", with_clients: "DataFrame", points: int) -> dict[str, Any]:
