@@ -32,6 +32,13 @@ SLOW = (  # the attack is the same elsewhere, or needs more repeats
     "FedEmbed's shared heads, local, a run",
     "ODPFL-HN's descriptor, descriptor, a run",
 )
+# 40 repeats prove more than a quarter.
+CLEAR = (
+    "FedAvg's updates, central, `server_app`",
+    LOCAL,
+    "FedAvg's updates, two rounds, local, a SuperNode",
+    "FedAvg's updates, local, `client_app`",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +92,8 @@ def marked(name):
 def test_an_attack_proves_less_than_is_stated(name):
     """Where theory says that it is tight, at least a quarter of that."""
     path = BY_NAME[name]
-    stated, proved = attacked(path, 100 if path.tight else 40)
+    few = not path.tight or name in CLEAR
+    stated, proved = attacked(path, 40 if few else 100)
     assert proved <= stated
     if path.tight:
         assert proved >= stated / 4
@@ -207,6 +215,8 @@ MUTATIONS = [
     ("name", "mutate"), MUTATIONS, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_an_attack_finds_a_path_that_keeps_less_than_it_states(name, mutate, monkeypatch):
+    """Without noise the worlds are always told apart. That 23 of 46 repeats have no error proves an
+    ε of 10.5, more than any path states."""
     mutate(monkeypatch)
-    stated, proved = attacked(BY_NAME[name], 120 if mutate is halved_noise else 60)
+    stated, proved = attacked(BY_NAME[name], 100 if mutate is halved_noise else 46)
     assert proved > stated

@@ -155,12 +155,14 @@ def test_an_experiment_gives_what_differs(tmp_path):
 
 STARTS = """
 import json, os, sys
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from typer.main import get_command
 from fedapps.commands.main import cli
 
+command = get_command(cli)
 for arguments in json.loads(sys.argv[1]):
     if os.fork() == 0:
-        result = CliRunner().invoke(cli, arguments)
+        result = CliRunner().invoke(command, arguments)
         loaded = {"torch", "flwr", "ray"} & sys.modules.keys()
         print(json.dumps([arguments, result.exit_code, sorted(loaded)]), flush=True)
         os._exit(0)

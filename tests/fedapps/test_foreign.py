@@ -56,7 +56,7 @@ def kinds(tmp_path_factory):
 
 def go(strategy, client_app, initial):
     grid = Noted.of(client_app)
-    config = ConfigRecord({"epochs": 2})
+    config = ConfigRecord({"epochs": 1})
     return strategy.start(grid, initial, num_rounds=ROUNDS, train_config=config), grid
 
 
@@ -218,7 +218,7 @@ def test_a_strategy_is_what_the_page_says_or_stops(name, kinds):
             continue
         grid = Noted.of(client_app)
         with pytest.raises((RuntimeError, ValueError)) as stopped:
-            strategy().start(grid, initial, ROUNDS, train_config=ConfigRecord({"epochs": 2}))
+            strategy().start(grid, initial, ROUNDS, train_config=ConfigRecord({"epochs": 1}))
         assert needs.usage in str(stopped.value) or "use FedAvg" in str(stopped.value)
         assert not {round_ for _, round_ in grid.sent} - {1}
         cells.append("stops")

@@ -161,7 +161,10 @@ def test_no_other_place_opens_a_file_to_write():
     for package in ("clients", "fedapps", "partitions", "strategies"):
         for file in (ROOT / package).rglob("*.py"):
             name = str(file.relative_to(ROOT))
-            tree = ast.parse(file.read_text("utf-8"))
+            text = file.read_text("utf-8")
+            if not any(word in text for word in ("open(", *WRITES)):  # to parse it takes long
+                continue
+            tree = ast.parse(text)
             if any(_writes(node) for node in ast.walk(tree) if isinstance(node, ast.Call)):
                 found.add(name)
     assert found - NEW_FOLDERS - CHECKOUT == {"fedapps/common/new_files.py", "fedapps/tuning.py"}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
+from small_runs import COMMAND
 from typer import rich_utils
-from typer.testing import CliRunner
 
 import fedapps
 from fedapps.__main__ import main
-from fedapps.commands.main import cli
 from fedapps.common import signals
 from fedapps.common.signals import (
     Terminated,
@@ -73,7 +73,7 @@ def sends_first(monkeypatch, target, name, number):
 
 def check_stopped(words, number):
     """The command exits with the signal's status and says so in one line."""
-    done = CliRunner().invoke(cli, list(map(str, words)))
+    done = CliRunner().invoke(COMMAND, list(map(str, words)))
     lines = done.output.splitlines()
     assert done.exit_code == 128 + number, done.output
     assert sum(line.startswith("stopped") for line in lines) == 1, done.output
@@ -118,7 +118,7 @@ def test_a_signal_at_any_moment_ends_a_run_with_its_status_and_one_line(
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_while_a_refusal_is_printed(number, monkeypatch):
     sends_first(monkeypatch, rich_utils, "rich_format_error", number)
-    done = CliRunner().invoke(cli, ["run", "--nothing"])
+    done = CliRunner().invoke(COMMAND, ["run", "--nothing"])
     assert (done.exit_code, done.stderr.count("stopped\n")) == (128 + number, 1)
 
 
@@ -203,7 +203,7 @@ def test_the_installed_command_handles_signals_before_its_imports():
 def test_a_parent_that_ignores_a_signal_keeps_it_so_in_a_command(monkeypatch, folder):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sends_first(monkeypatch, run_command, "plan", signal.SIGINT)
-    assert CliRunner().invoke(cli, [*RUN, str(folder)]).exit_code == 0
+    assert CliRunner().invoke(COMMAND, [*RUN, str(folder)]).exit_code == 0
 
 
 def test_a_library_replaces_no_handler():

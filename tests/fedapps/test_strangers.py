@@ -135,6 +135,16 @@ def watch(event, arguments):
         done.append((event, str(arguments[0])))
 
 
+def without_layout(savefig):
+    """`savefig` of figures whose panels stay where they are."""
+
+    def save(figure, *arguments, **options):
+        figure.set_layout_engine("none")
+        return savefig(figure, *arguments, **options)
+
+    return save
+
+
 def opened(name, run, root):
     """The command's exit code; of --from and --resume what comes before anything is run."""
     if name not in ("from", "resume"):
@@ -187,6 +197,8 @@ def strangers(runs, tmp_path, monkeypatch):
             able = name != "serve" and method in ABLE.get(name, RUNS)
             assert opened(name, run, tmp_path) == (0 if able else 2), (name, run.name)
         shutil.rmtree(run)
+    # To lay a figure out takes as long as to draw it, and reads the same texts.
+    monkeypatch.setattr(Figure, "savefig", without_layout(Figure.savefig))
     sys.addaudithook(watch)  # for good: it cannot be taken off
 
     def look(name, run):

@@ -36,9 +36,35 @@ adapt-steps = { low = 0, high = 3 }
 
 
 @pytest.fixture(autouse=True)
-def figures_without_fonts():
-    """A viewer's own fonts in trials.pdf: embedding others takes most of a figure's time."""
+def figures(request, monkeypatch):
+    """trials.pdf is drawn for tests that ask for it, since that takes longer than small runs."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("fedapps.tuning.save", lambda figure, file: None)
+
+
+@pytest.fixture
+def drawn():
+    """trials.pdf has a viewer's own fonts: embedding others takes most of a figure's time."""
     with matplotlib.rc_context({"pdf.use14corefonts": True}):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def migrations():
+    """Optuna's storage imports its migrations for each study, which takes longer than a study."""
+    from alembic.script import ScriptDirectory
+
+    read = ScriptDirectory.from_config
+    directories = {}
+
+    def from_config(config):
+        place = config.get_main_option("script_location")
+        if place not in directories:
+            directories[place] = read(config)
+        return directories[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", from_config)
         yield
 
 
@@ -54,6 +80,7 @@ def trials(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("drawn")
 def test_equal_budgets_without_a_look_at_novel_clients(experiment, tmp_path, monkeypatch):
     """No novel client is asked for a score in any trial, no point is tried twice; without training
     (lr 0) nothing is as good as with it, and best.toml is an experiment that evaluates them."""
@@ -193,6 +220,7 @@ def test_a_study_of_accuracies_takes_no_losses(lab, rates, tmp_path):
         tuning.tune(["fedavg"], 1)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_methods_that_are_compared_by_different_scores_are_told_apart(lab, tmp_path):
     (tmp_path / "mine.toml").write_text(
         'methods = ["fedavg", "fedavg selection-metric=loss"]\n[search]\nlr = [0.1, 0.3]\n'

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.core.protocol import CAPABILITIES
@@ -70,6 +70,7 @@ KINDS = {
 }  # others: numbers
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.one_of(st.sampled_from(sorted(READERS)), st.text()), ANYTHING))
 def test_nothing_else_comes_through(values):
     """A ValueError, or finite numbers, booleans, short lines and counts."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small_runs import NEEDS, WEE, invoke
+from small_runs import FEW, NEEDS, WEE, invoke
 
 import fedapps
 import partitions
@@ -20,7 +20,8 @@ from fedapps.service.inputs import read_input_files
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 
-SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
+SMALL = defaults() | WEE | FEW
+SMALL |= {"num-clients": 4, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 ABLE = [name for name, method in METHODS.items() if method.novel and name != "pfl-nearest"]
 
 
