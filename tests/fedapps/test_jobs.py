@@ -1,6 +1,5 @@
 """Several jobs: in worker processes, and on a SuperLink that does not answer."""
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -9,7 +8,7 @@ import sys
 import time
 
 import pytest
-from small_runs import SMALL
+from small_runs import SMALL, fork_worker
 
 from fedapps.engines import flower, job_pool, job_worker, worker_process
 from fedapps.engines.flower import flower_runs
@@ -39,23 +38,6 @@ def test_a_worker_that_is_terminated_ends_what_it_writes(tmp_path, monkeypatch):
     worker.join(30)
     assert worker.exitcode == 128 + signal.SIGTERM
     assert (tmp_path / "removed").exists()
-
-
-def fork_worker(pipes):
-    """A worker that waits for jobs, and the pipe to it; without the ends of others' `pipes`, which
-    would not close while it lives."""
-    fork = multiprocessing.get_context("fork")
-    parent_end, worker_end = fork.Pipe()
-
-    def start():
-        for pipe in (*pipes, parent_end):
-            pipe.close()
-        worker_process.start(worker_end, logging.WARNING)
-
-    worker = fork.Process(target=start, daemon=True)
-    worker.start()
-    worker_end.close()
-    return parent_end, worker
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

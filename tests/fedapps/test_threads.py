@@ -1,13 +1,14 @@
 """Torch's threads: a run computes on one, and leaves the process that calls it as it was."""
 
 import ast
+import os
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import ArrayRecord
-from small_runs import SMALL, federate
+from small_runs import SMALL, federate, fork_worker
 
 import fedapps
 from clients.core.arrays import to_record
@@ -15,6 +16,7 @@ from clients.core.client import Client
 from fedapps.building import shared_arrays
 from fedapps.clientapp import app
 from fedapps.common.threads import one_thread
+from fedapps.engines import job_pool
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.job_pool import run_as_processes
 from fedapps.engines.jobs import Apps
@@ -119,8 +121,9 @@ def raise_threads(grid, config, engine):
     raise RuntimeError(f"{torch.get_num_threads()} threads")
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is forked")
 def test_worker_processes_and_actors_compute_on_one_thread(three_threads, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(job_pool, "_start_worker", fork_worker)
     (job,) = make_jobs(SMALL, ["fedavg"], [0], tmp_path)
     run_as_processes([job], 1, Apps(raise_threads, load_client_app), lambda _: None)
     assert job.error.startswith("RuntimeError: 1 threads ")

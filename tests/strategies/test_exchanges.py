@@ -84,5 +84,5 @@ def test_both_sides_of_a_domain_classifier_are_asked_at_once(monkeypatch):
 
     monkeypatch.setattr(PersonalizedStrategy, "exchanges", apart)
     other, grid = federate(Counted, **settings)
-    assert grid.asked.count("query.domain") == 82
+    assert grid.asked.count("query.domain") == 2 * asked_of_domains
     same(one, other)

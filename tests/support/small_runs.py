@@ -1,6 +1,8 @@
 """Small runs, shares and replies that many tests use."""
 
 import json
+import logging
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from safetensors.numpy import load_file
 from clients.core.arrays import Arrays, from_record
 from fedapps.clientapp import app
 from fedapps.commands.main import cli
+from fedapps.engines import worker_process
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.results import plot
@@ -257,6 +260,23 @@ def print_to(descriptor):
     os.dup2(descriptor, 2)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def fork_worker(pipes=()):
+    """As `job_pool._start_worker`, without the seconds of imports. The worker closes its copies of
+    other workers' `pipes`, which would not end while it lives."""
+    fork = multiprocessing.get_context("fork")
+    parent_end, worker_end = fork.Pipe()
+
+    def start():
+        for pipe in (*pipes, parent_end):
+            pipe.close()
+        worker_process.start(worker_end, logging.WARNING)
+
+    worker = fork.Process(target=start, daemon=True)
+    worker.start()
+    worker_end.close()
+    return parent_end, worker
 
 
 def run_anew(code, *arguments, path=()):
