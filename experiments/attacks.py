@@ -26,7 +26,7 @@ from fedapps.clientapp import make_client
 from fedapps.common.seeds import seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.bridge import answer, register
+from fedapps.node.bridge import method_of, register, reply_of
 from fedapps.results.gains import HARM
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults, parse_override
@@ -82,7 +82,8 @@ class Liar:
 
     def answer(self, message: Message, context: Context) -> Message:
         """The reply of the node's client, falsified if it is the liar's."""
-        reply = answer(message, context, self.client)
+        client = self.client(context, method_of(message, context))
+        reply = reply_of(client, message, context)
         kind = message.metadata.message_type
         for record in message.content.config_records.values():
             self.round = int(str(record.get(SERVER_ROUND, self.round)))

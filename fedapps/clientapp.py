@@ -19,8 +19,9 @@ from fedapps.common.seeds import seed_of
 from fedapps.common.threads import one_thread
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
-from fedapps.node.bridge import answer, identity, is_simulated, register
-from fedapps.node.ledger import guarded
+from fedapps.node.bridge import method_of, opening_error, register, reply_of
+from fedapps.node.context import identity, is_simulated
+from fedapps.node.ledger import agreed_terms, protected
 from fedapps.service import served_node as service
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, check_method, completed, defaults, is_resolved, said
@@ -159,28 +160,44 @@ class App(ClientApp):
     from outside the package are not known before."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """The reply; the bridge refuses exchanges that the method does not have."""
+        """The reply; `reply_of` refuses exchanges that the method does not have."""
         message_type = message.metadata.message_type
         if message_type.partition(".")[2] and message_type not in self._registered_funcs:
-            register(self, message_type, _answer, guarded)
+            register(self, message_type, answer)
         with one_thread():  # Flower, which starts a node's process, leaves torch all cores
             return super().__call__(message, context)
 
 
-def _answer(message: Message, context: Context) -> Message:
-    return answer(message, context, make_client)
+def answer(message: Message, context: Context) -> Message:
+    """The reply of the node's client to a message, within the terms of privacy.
+
+    Raises ValueError for a message that these do not allow."""
+    terms = agreed_terms(message, context)
+    if terms.given is not None:
+        return terms.given
+    reply = unprotected(message, context)
+    return protected(reply, message, context, terms)
+
+
+def unprotected(message: Message, context: Context) -> Message:
+    """The reply of the node's client to a message."""
+    try:
+        client = make_client(context, method_of(message, context))
+        return reply_of(client, message, context)
+    except Exception as error:
+        return opening_error(error, message, context)
 
 
 def _answer_simulated(message: Message, context: Context) -> Message:
     """Send or restore the state of a virtual client; that of a real node stays on it."""
     if not is_simulated(context):
         raise PermissionError("what a real node keeps stays on it")
-    return _answer(message, context)
+    return unprotected(message, context)
 
 
 app = App()
 for _type in ("query", "train", "evaluate"):
-    register(app, _type, _answer, guarded)
+    register(app, _type, answer)
 for _type in ("query.get_state", "train.set_state"):
     register(app, _type, _answer_simulated)
 register(app, WANTS, service.wants)

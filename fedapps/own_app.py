@@ -68,8 +68,9 @@ from fedapps.component_settings import (
 )
 from fedapps.engines.in_process_grid import respond
 from fedapps.methods import METHODS
-from fedapps.node.bridge import answer, identity, register, unpack
-from fedapps.node.ledger import guarded
+from fedapps.node.bridge import opening_error, register, reply_of, unpack
+from fedapps.node.context import identity
+from fedapps.node.ledger import agreed_terms, protected
 from fedapps.node.mods import checked_mods
 from fedapps.node.own_data import batches_of, draws_of, say_what_is_unused, share_of
 from fedapps.node.own_encoding import (
@@ -274,12 +275,18 @@ def client_app(
         return chosen, named
 
     def handle(message: Message, context: Context) -> Message:
-        def checked_client(context: Context, _: str) -> Client:
-            return make_client(context, *checked(message, context), settings_of(message))
-
-        return answer(message, context, checked_client)
+        terms = agreed_terms(message, context)
+        if terms.given is not None:
+            return terms.given
+        try:
+            client = make_client(context, *checked(message, context), settings_of(message))
+            reply = reply_of(client, message, context)
+        except Exception as error:
+            reply = opening_error(error, message, context)
+        return protected(reply, message, context, terms)
 
     def send_sums(message: Message, context: Context) -> Message:
+        terms = agreed_terms(message, context)
         chosen, _ = checked(message, context)
         reader = TableReader(None)
         share = read(data(context), context, chosen, reader)
@@ -290,13 +297,13 @@ def client_app(
                 "metrics": MetricRecord({NUM_EXAMPLES: sums.rows}),
             }
         )
-        return Message(content, reply_to=message)
+        return protected(Message(content, reply_to=message), message, context, terms)
 
     app = _App(privacy, around)
     for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
-        register(app, message_type, handle, guarded)
+        register(app, message_type, handle)
     if is_scaled:
-        register(app, STATISTICS, send_sums, guarded)
+        register(app, STATISTICS, send_sums)
     return app
 
 

@@ -10,10 +10,9 @@ from malformed_replies import MALFORMED, OPENINGS, due_cause
 from small_runs import FEW, NEEDS, WEE, answering
 
 from clients.core.arrays import from_record
-from fedapps.clientapp import app, make_client
+from fedapps.clientapp import answer, app
 from fedapps.engines.in_process_grid import InProcessGrid, error_reply
 from fedapps.methods import METHODS
-from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 
@@ -38,7 +37,7 @@ def attacked(method, start, rounds):
     hostile, taken, spoilt = [], [], []
 
     def handle(message, context):
-        reply = answer(message, context, make_client)
+        reply = answer(message, context)
         action = message.metadata.message_type
         if action == "query":
             properties = reply.content["properties"]

@@ -15,11 +15,10 @@ from clients.core.arrays import from_record, to_record
 from clients.core.evaluation import CRITERIA
 from clients.core.protocol import StateUse
 from fedapps.building import method_model, with_public
-from fedapps.clientapp import app, make_client
+from fedapps.clientapp import answer, app, make_client
 from fedapps.common.tasks import ALL_TASKS, BINARY, CLASSES, LABELS, VALUES
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from strategies.core.strategy import PersonalizedStrategy
@@ -123,7 +122,7 @@ def broken(method, spoil):
     bad = {}
 
     def handle(message, context):
-        reply = answer(message, context, make_client)
+        reply = answer(message, context)
         novel = make_client(context, method).share.novel
         if message.metadata.message_type == "train" and not novel:
             bad.setdefault("node", context.node_id)

@@ -5,9 +5,8 @@ import pytest
 from small_runs import SMALL, TASTES, answering
 
 from clients.core.arrays import from_record, to_record
-from fedapps.clientapp import make_client
+from fedapps.clientapp import answer
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 
 
@@ -20,7 +19,7 @@ def federation(method, change, **settings):
         action = message.metadata.message_type
         if action == "evaluate":
             sent[context.node_id] = from_record(message.content["arrays"])
-        reply = answer(message, context, make_client)
+        reply = answer(message, context)
         change(action, context.node_id, reply)
         return reply
 

@@ -1,4 +1,4 @@
-"""Differential privacy on the client: a mod reduces replies to what the run's `dp` allows.
+"""Differential privacy on the client: replies are reduced to what the run's `dp` allows.
 
 A train reply holds only the change of the model. The change is clipped as one vector; with local
 privacy the client adds noise. Integers and booleans, such as a normalisation layer's count of
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import scipy  # its modules load where they are used
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
-from flwr.clientapp.typing import ClientAppCallable
 
 from clients.core.arrays import Arrays, as_type, from_record, is_counter, to_record
 from clients.core.protocol import (
@@ -104,28 +103,26 @@ def noised(arrays: Arrays, deviation: float, source: Source) -> Arrays:
     return result
 
 
-def private(
-    message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
-    options: Mapping[str, Any] | None = None,
-) -> Message:
-    """Flower mod for every message: reduces the reply to what `options` allow.
-
-    `options` are by default the run's configuration. Raises ValueError, which reaches the server as
-    an error reply, for a message whose answer is not covered by the privacy. Also raises it for
-    local privacy if the server asks for too little noise."""
-    options = context.run_config if options is None else options
-    if options.get("dp", "none") == "none":
-        return call_next(message, context)
+def check_covered(message: Message, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for a message whose answer the privacy of `options` does not cover."""
     action = message.metadata.message_type
-    everything = options.get("dp-covers", EVERYTHING) == EVERYTHING
-    if everything and action not in ("query", "train"):
+    if options.get("dp", "none") == "none" or action in ("query", "train"):
+        return
+    if options.get("dp-covers", EVERYTHING) == EVERYTHING:
         raise Refusal(f"dp-covers is 'everything', and the answer to {action!r} is not covered")
-    reply = call_next(message, context)
-    if reply.has_error():
+
+
+def private(
+    reply: Message, message: Message, context: Context, options: Mapping[str, Any]
+) -> Message:
+    """The reply, reduced to what `options` allow, a run's configuration or stricter ones.
+
+    Raises ValueError for local privacy if the server asks for too little noise."""
+    if options.get("dp", "none") == "none" or reply.has_error():
         return reply
+    action = message.metadata.message_type
     if action == "query":
+        everything = options.get("dp-covers", EVERYTHING) == EVERYTHING
         allowed = PUBLIC if everything else PUBLIC | VOLUNTEERED
         for key, record in reply.content.config_records.items():
             properties = {name: value for name, value in record.items() if name in allowed}

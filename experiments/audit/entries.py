@@ -41,7 +41,7 @@ from fedapps.clientapp import app
 from fedapps.common import external_code
 from fedapps.common.external_code import Value
 from fedapps.engines.in_process_grid import InProcessGrid, error_reply
-from fedapps.node.bridge import SIMULATED, SIMULATION
+from fedapps.node.context import SIMULATED, SIMULATION
 from fedapps.node.ledger import read_ledger
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, construct, defaults, override

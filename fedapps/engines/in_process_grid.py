@@ -28,7 +28,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.core.arrays import filled
 from clients.core.cohort import Cohort
 from fedapps.engines.jobs import Apps
-from fedapps.node.bridge import DEBUG, SIMULATED, SIMULATION, is_simulated, raises_errors, reason_of
+from fedapps.node.context import (
+    DEBUG,
+    SIMULATED,
+    SIMULATION,
+    is_simulated,
+    raises_errors,
+    reason_of,
+)
 from fedapps.settings.config import Config
 
 UserConfig = Mapping[str, str | int | float | bool]

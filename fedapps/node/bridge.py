@@ -1,8 +1,7 @@
 """From a Flower message to a client's call and back: arrays by name, and the client's state."""
 
-import sys
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.logger import log
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.core.arrays import Arrays, filled, from_record, reply_with, to_metrics, to_record
 from clients.core.client import Client
+from clients.core.privacy import settings_of
 from clients.core.protocol import (
     CAPABILITIES,
     CLIENT,
@@ -31,99 +31,72 @@ from clients.core.protocol import (
     START_ERROR,
     Metrics,
 )
-from fedapps.common.errors import brief, described
+from fedapps.common.errors import brief
 from fedapps.files import locked, write_arrays
+from fedapps.node.context import identity, raises_errors, reason_of
 
-SIMULATED = "simulated"  # key of a node's configuration: SIMULATION in that of a virtual client
-DEBUG = "debug"  # the same: a virtual client's error is raised, and not sent as a reply
-FLOWER_ACTORS = "flwr.simulation.ray_transport.ray_actor"  # their module, loaded in each of them
 # Keys in context.state, followed by the method: of a client's state, and of the part of it that
 # stays when another method follows.
 STATE = "fedapps."
 ACROSS_RUNS = "fedapps-across-runs."
 
-MakeClient = Callable[[Context, str], Client]
 
-
-class SimulationMark(int):
-    """The value of ``simulated`` in the configuration of a node that an engine of this package
-    simulates. A SuperNode's configuration is text, from which no such object is read."""
-
-    def __reduce__(self) -> str:
-        """The object's name, so that a copy in another process is its SIMULATION again."""
-        return "SIMULATION"
-
-
-SIMULATION = SimulationMark(True)
-
-
-def register(app: ClientApp, message_type: str, handler: ClientAppCallable, *mods: Mod) -> None:
+def register(app: ClientApp, message_type: str, handler: ClientAppCallable) -> None:
     """Let `handler` answer the messages of that type, such as "query" or "train.more"."""
     category, _, action = message_type.partition(".")
-    getattr(app, category)(action or "default", mods=list(mods))(handler)
+    getattr(app, category)(action or "default")(handler)
 
 
-def answer(message: Message, context: Context, make_client: MakeClient) -> Message:
-    """`reply_to`, but a client that cannot start answers the opening query with the reason.
-
-    Thereby the server distinguishes it from a foreign app, whose handler may raise."""
-    try:
-        return reply_to(message, context, make_client)
-    except Exception as error:
-        if message.metadata.message_type != "query" or raises_errors(context):
-            raise
-        log(ERROR, "this client cannot start", exc_info=error)
-        reason = brief(reason_of(error, context))[:200]
-        properties = ConfigRecord({CAPABILITIES: "", START_ERROR: reason})
-        return Message(RecordDict({"properties": properties}), reply_to=message)
+def method_of(message: Message, context: Context) -> str:
+    """The method whose client answers: the message's ``method``, else the run's."""
+    return str(settings_of(message).get(METHOD, context.run_config.get("method", "")))
 
 
-def reply_to(message: Message, context: Context, make_client: MakeClient) -> Message:
+def opening_error(error: Exception, message: Message, context: Context) -> Message:
+    """The answer to the opening query of a client that cannot start: the reason.
+
+    Thereby the server distinguishes it from a foreign app, whose handler may raise. The `error` of
+    any other message is raised again, and so is one for a person who debugs."""
+    if message.metadata.message_type != "query" or raises_errors(context):
+        raise error
+    log(ERROR, "this client cannot start", exc_info=error)
+    reason = brief(reason_of(error, context))[:200]
+    properties = ConfigRecord({CAPABILITIES: "", START_ERROR: reason})
+    return Message(RecordDict({"properties": properties}), reply_to=message)
+
+
+def reply_of(client: Client, message: Message, context: Context) -> Message:
     """The reply of the method's client to the message.
 
-    The method is the message's ``method``, else the run's. The client's state is loaded before,
-    and stored after ``train`` messages and those in `saves_state_after`, so evaluation changes
-    nothing. It is also written to the node's ``state-dir``, with the message's ``run-token``,
-    before the reply leaves."""
+    The client's state is loaded before, and stored after ``train`` messages and those in
+    `saves_state_after`, so evaluation changes nothing. It is also written to the node's
+    ``state-dir``, with the message's ``run-token``, before the reply leaves."""
     config, arrays = unpack(message.content)
-    method = str(config.get(METHOD, context.run_config.get("method", "")))
-    client = make_client(context, method)
-    file = _state_file(context, method)
-    must_store = message.metadata.message_type in client.saves_state_after
-    if file is None or not (must_store and client.state_across_runs):
-        return _reply_of(client, message, context, method, config, arrays)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.parent, wait=True):  # another run may be spending the same budget
-        return _reply_of(client, message, context, method, config, arrays)
-
-
-def _reply_of(
-    client: Client,
-    message: Message,
-    context: Context,
-    method: str,
-    config: dict[str, Any],
-    arrays: Arrays,
-) -> Message:
-    """Load the client's state, let the client answer, and store its state."""
     action = message.metadata.message_type
+    method = method_of(message, context)
     token = str(config.get(RUN_TOKEN, ""))
-    client.state = load_state(context, method, client, token)
-    records: dict[str, Any]
-    if action == "query":
-        records = _query(client, context, config)
-    else:
-        client.begin(action, config)
-        if action == "train":
-            records = _train(client, arrays, config)
-        elif action == "evaluate":
-            records = _evaluate(client, arrays, config)
-        else:
-            _check_exchange(client, action, context, method)
-            records = _exchange(client, action, arrays, config)
     must_store = action in client.saves_state_after
-    if must_store or action.startswith("train"):
-        _store_state(context, method, client, token, must=must_store)
+    lock: AbstractContextManager[None] = nullcontext()
+    file = _state_file(context, method)
+    if file is not None and must_store and client.state_across_runs:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = locked(file.parent, wait=True)  # another run may be spending the same budget
+    with lock:
+        client.state = load_state(context, method, client, token)
+        records: dict[str, Any]
+        if action == "query":
+            records = _query(client, context, config)
+        else:
+            client.begin(action, config)
+            if action == "train":
+                records = _train(client, arrays, config)
+            elif action == "evaluate":
+                records = _evaluate(client, arrays, config)
+            else:
+                _check_exchange(client, action, context, method)
+                records = _exchange(client, action, arrays, config)
+        if must_store or action.startswith("train"):
+            _store_state(context, method, client, token, must=must_store)
     return reply_with(filled(RecordDict(), records), message)
 
 
@@ -183,48 +156,6 @@ def _check_exchange(client: Client, action: str, context: Context, method: str) 
         exchanges.append(DOMAIN)
     if action not in exchanges:
         raise ValueError(f"{method} answers no {action!r}; its exchanges: {client.exchanges}")
-
-
-def identity(context: Context) -> int:
-    """The client's id: that of its partition, else that of its node."""
-    return int(context.node_config.get("partition-id", context.node_id))
-
-
-def reason_of(error: Exception | SystemExit, context: Context) -> str:
-    """What the server may know of a client's error: under privacy no message and no code."""
-    settings = {**context.run_config, **context.node_config}
-    has_policy = any(key.startswith("dp-") for key in context.node_config)
-    has_dp = settings.get("dp", "none") != "none"
-    private_descriptors = any(
-        value for key, value in settings.items() if key.endswith("descriptor-epsilon")
-    )
-    return described(error, private=has_policy or has_dp or private_descriptors)
-
-
-def is_simulated(context: Context) -> bool:
-    """Whether the client is virtual, so that its server is the same program.
-
-    Only an engine can say so: this package's mark the node's configuration, Flower's answers in an
-    actor of its own. A text in a node's configuration does not count, nor does a Ray that code on
-    the node has started."""
-    if context.node_config.get(SIMULATED) is SIMULATION:
-        return True
-    return _is_flower_actor()
-
-
-def _is_flower_actor() -> bool:
-    """Whether this process is an actor of Flower's simulation engine."""
-    flower_actors = sys.modules.get(FLOWER_ACTORS)
-    ray = sys.modules.get("ray")
-    if flower_actors is None or ray is None or not ray.is_initialized():
-        return False
-    actors = ray._private.worker.global_worker.actors.values()  # none in a driver
-    return any(isinstance(actor, flower_actors.VirtualClientEngineActor) for actor in actors)
-
-
-def raises_errors(context: Context) -> bool:
-    """Whether an error of the client is raised, for a person who debugs a simulation."""
-    return bool(context.node_config.get(DEBUG)) and is_simulated(context)
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Any], Arrays]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +25,7 @@ from clients.core.arrays import Arrays, from_record, to_record
 from clients.core.privacy import (
     COVERS,
     EVERYTHING,
+    check_covered,
     local_noise,
     private,
     promised_multiplier,
@@ -34,7 +34,7 @@ from clients.core.privacy import (
 from clients.core.protocol import NUM_EXAMPLES, RUN_TOKEN
 from fedapps.common.errors import Refusal
 from fedapps.files import locked, write_arrays
-from fedapps.node.bridge import is_simulated
+from fedapps.node.context import is_simulated
 from fedapps.settings.saved_configurations import CIRCUMSTANCES
 from strategies.core.accountant import local_epsilon, local_loss
 
@@ -138,52 +138,95 @@ def _exceeded(where: str, spent: float, cost: float, most: float, delta: float) 
     )
 
 
-def guarded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Flower mod for every message: `private` by the strictest terms of node and run, with the
-    answers counted. A simulated client without a policy trusts its run.
+@dataclass(frozen=True)
+class Charge:
+    """What the answer to a train message costs: μ² of the run's `promise`, under the digest of the
+    message."""
+
+    run: str
+    promise: Mapping[str, Any]
+    cost: float
+    policy: Policy | None
+    question: str
+
+    def count(self, ledger: Ledger) -> None:
+        """Count the answer. Raises ValueError as `Ledger.charge`."""
+        ledger.charge(self.run, self.promise, self.cost, self.policy)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under which the client answers a message: the run's `options`, no weaker than those of the
+    node's policy, what the answer costs, if it is counted, and the answer that was given before."""
+
+    options: Mapping[str, Any]
+    charge: Charge | None = None
+    given: Message | None = None
+
+
+def agreed_terms(message: Message, context: Context) -> Terms:
+    """The strictest terms of node and run. A simulated client without a policy trusts its run.
 
     Raises ValueError, an error reply to the server, for messages that the terms do not allow."""
     policy = policy_of(context.node_config)
     options = context.run_config
     if policy is None and is_simulated(context):
-        return private(message, context, call_next)
+        check_covered(message, options)
+        return Terms(options)
     ledger, _ = read_ledger(context)
     # A resumed run has another id, but the same token. Other programs' servers send none.
     token = str(settings_of(message).get(RUN_TOKEN, "")) or f"run {context.run_id}"
     run = token[:MAX_TOKEN]
     mode = options.get("dp", "none")
-    if mode != "local" and (policy or run in ledger.runs):
-        since = "this node's own policy" if policy else "what this run began with"
-        raise Refusal(f"the run's dp is {mode!r}, but 'local' is {since}")
     if mode != "local":
-        return private(message, context, call_next)
-    terms = ledger.strictest(run, terms_of(options, policy))
-    effective = {**options, "dp-clip": terms["clip"], "dp-covers": terms["covers"]}
+        if policy or run in ledger.runs:
+            since = "this node's own policy" if policy else "what this run began with"
+            raise Refusal(f"the run's dp is {mode!r}, but 'local' is {since}")
+        check_covered(message, options)
+        return Terms(options)
+    promise = ledger.strictest(run, promise_of(options, policy))
+    effective = {**options, "dp-clip": promise["clip"], "dp-covers": promise["covers"]}
+    check_covered(message, effective)
     if message.metadata.message_type != "train":
-        return private(message, context, call_next, effective)
+        return Terms(effective)
     question = digest(message, options)
     ledger, answer = read_ledger(context, question)
-    if answer is None:
-        cost = local_loss(local_noise(message, effective) / terms["clip"])
-        ledger.charge(run, terms, cost, policy)  # raises before the client trains
-        reply = private(message, context, call_next, effective)
-        (record,) = reply.content.array_records.values()
-        # The lock is not held while the client trains. Meanwhile another process may have
-        # answered, or spent what was left: the ledger is read and charged again.
-        with ledger_lock(context):
-            ledger, answer = read_ledger(context, question)
-            if answer is None:
-                ledger.charge(run, terms, cost, policy)
-                ledger.question = question
-                answer = from_record(record)
-                write_ledger(context, ledger, answer)
-    # As in `private`: the number of samples is not revealed.
+    if answer is not None:
+        return Terms(effective, given=_reply(answer, message))
+    cost = local_loss(local_noise(message, effective) / promise["clip"])
+    charge = Charge(run, promise, cost, policy, question)
+    charge.count(ledger)  # raises before the client trains
+    return Terms(effective, charge)
+
+
+def protected(reply: Message, message: Message, context: Context, terms: Terms) -> Message:
+    """The client's reply within the `terms`. An answer that costs something is counted and stored
+    first."""
+    reply = private(reply, message, context, terms.options)
+    charge = terms.charge
+    if charge is None:
+        return reply
+    (record,) = reply.content.array_records.values()
+    # The lock is not held while the client trains. Meanwhile another process may have answered, or
+    # spent what was left: the ledger is read and charged again.
+    with ledger_lock(context):
+        ledger, answer = read_ledger(context, charge.question)
+        if answer is None:
+            charge.count(ledger)
+            ledger.question = charge.question
+            answer = from_record(record)
+            write_ledger(context, ledger, answer)
+    return _reply(answer, message)
+
+
+def _reply(answer: Arrays, message: Message) -> Message:
+    """A counted answer. As in `private`, the number of samples is not revealed."""
     content = RecordDict({"arrays": to_record(answer)})
     content["metrics"] = MetricRecord({NUM_EXAMPLES: 1})
     return Message(content, reply_to=message)
 
 
-def terms_of(options: Mapping[str, Any], policy: Policy | None) -> dict[str, Any]:
+def promise_of(options: Mapping[str, Any], policy: Policy | None) -> dict[str, Any]:
     """The run's promise, within the node's policy. Raises ValueError if it promises no privacy."""
     clip = float(options["dp-clip"])
     delta = float(options["dp-delta"])

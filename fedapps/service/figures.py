@@ -19,7 +19,7 @@ from clients.methods.fedtta import Adapting
 from fedapps.building import Builder, with_public
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.bridge import load_state, reply_to
+from fedapps.node.bridge import load_state, reply_of
 from fedapps.results.folder import check_former
 from fedapps.results.plot import matrix, shown
 from fedapps.results.schema import metric_names
@@ -72,11 +72,9 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{folder.name} keeps dp {known['dp']!r}, which covers predictions as well"
         )
 
-    def make(context: Context, method: str) -> Client:
-        return make_client(run.config, int(context.node_config["partition-id"]))
-
     def answer(message: Message, context: Context) -> Message:
-        return reply_to(message, context, make)
+        client = make_client(run.config, int(context.node_config["partition-id"]))
+        return reply_of(client, message, context)
 
     app = ClientApp()
     app.query()(answer)

@@ -12,14 +12,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from clients.core.arrays import from_record, to_record
-from clients.core.client import Client
 from clients.core.protocol import METHOD, SERVE
 from fedapps.building import Builder, build_strategy, method_model, shared_of
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.bridge import load_state, reply_to
+from fedapps.node.bridge import load_state, reply_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.schema import SummaryFile
 from fedapps.saved import SUMMARY, WHICH, opening, read_former, read_summary, trained_rounds
@@ -99,12 +98,9 @@ class FinishedRun:
         builder = Builder(config, self.method, self.card.info())
         errors: list[ValueError] = []
 
-        def make(context: Context, method: str) -> Client:
-            return builder.client(inputs.share, CLIENT)
-
         def answer(message: Message, context: Context) -> Message:
             try:
-                return reply_to(message, context, make)
+                return reply_of(builder.client(inputs.share, CLIENT), message, context)
             except ValueError as error:
                 errors.append(error)
                 raise

@@ -9,7 +9,7 @@ from small_runs import federate
 
 from clients.core.arrays import from_record, to_record
 from clients.core.client import Client
-from fedapps.node.bridge import answer, load_state
+from fedapps.node.bridge import load_state, reply_of
 
 
 class Data:
@@ -63,7 +63,7 @@ def ask(context, action, arrays=None, **config):
     if arrays is not None:
         records["arrays"] = to_record(arrays)
     message = Message(RecordDict(records), context.node_id, action)
-    reply = answer(message, context, lambda *_: Counts()).content
+    reply = reply_of(Counts(), message, context).content
     got = [*reply.config_records.values(), *reply.metric_records.values()]
     found = {n: a for r in reply.array_records.values() for n, a in from_record(r).items()}
     return found, {key: value for record in got for key, value in record.items()}

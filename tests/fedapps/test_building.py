@@ -10,7 +10,7 @@ from clients.core.arrays import from_record, to_record
 from fedapps.building import client_settings, size_note
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.bridge import SIMULATED, SIMULATION
+from fedapps.node.context import SIMULATED, SIMULATION
 from fedapps.settings.config import completed, defaults
 
 

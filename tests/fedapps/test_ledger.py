@@ -27,7 +27,8 @@ from fedapps.clientapp import app, host
 from fedapps.engines.hosting import TABLE, pack
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node import ledger
-from fedapps.node.bridge import SIMULATED, SIMULATION
+from fedapps.node.bridge import reply_of
+from fedapps.node.context import SIMULATED, SIMULATION
 from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.inspect import export
@@ -182,9 +183,9 @@ def test_two_processes_at_once_do_not_spend_the_same(places, tmp_path, monkeypat
         if not others:
             others.append(None)
             others.append(ask(node(places[0], tmp_path, rounds=1), **{"server-round": 2}))
-        return privacy.private(*arguments)
+        return reply_of(*arguments)
 
-    monkeypatch.setattr(ledger, "private", training)
+    monkeypatch.setattr("fedapps.clientapp.reply_of", training)
     got = ask(node(places[0], tmp_path, rounds=1))
     assert answer_of(others[1]) and "has spent ε" in got.error.reason
 

@@ -25,8 +25,8 @@ from fedapps.engines.memory_files import MEMORY, MemoryFiles
 from fedapps.engines.ray_actors import AHEAD, Actors
 from fedapps.engines.ray_engine import ray_cluster
 from fedapps.engines.ray_grid import RayGrid, Task
-from fedapps.node.bridge import is_simulated
-from fedapps.node.ledger import guarded
+from fedapps.node.context import is_simulated
+from fedapps.node.ledger import agreed_terms, protected
 from fedapps.serverapp import load_client_app, run
 
 NODE = 2  # of a training client that takes part in rounds 1 and 2, which the tests check
@@ -362,7 +362,8 @@ def test_a_real_node_whose_code_started_ray_counts_what_it_gives(actors, tmp_pat
     grid = InProcessGrid(app, config, [{}])
     (message,) = with_ids([grid.create_message(RecordDict(arrays), "train", 1, "")])
     moved = {"arrays": to_record({"w": np.ones(2)}), "metrics": MetricRecord({"num-examples": 3})}
-    reply = guarded(message, context, lambda m, c: Message(RecordDict(moved), reply_to=m))
+    terms = agreed_terms(message, context)
+    reply = protected(Message(RecordDict(moved), reply_to=message), message, context, terms)
     assert not reply.has_error() and (tmp_path / "privacy.safetensors").is_file()
 
 

@@ -11,9 +11,8 @@ from torch import nn
 from clients.core.arrays import from_record, model_arrays, prefixed
 from clients.methods.fedma import FedMAClient, resize
 from clients.models import build_model
-from fedapps.clientapp import make_client
+from fedapps.clientapp import answer
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 from strategies.core.replies import Node, Update
 from strategies.methods.fedma import FedMA
@@ -103,7 +102,7 @@ def failing_when_retraining():
             bad.setdefault("node", context.node_id)
             if context.node_id == bad["node"]:
                 raise OSError("disk full")
-        return answer(message, context, make_client)
+        return answer(message, context)
 
     client_app = ClientApp()
     client_app.query()(handle)

@@ -21,7 +21,7 @@ from clients.core.arrays import from_record, group, model_arrays, to_numpy, to_r
 from clients.methods.odpfl_hn import DESCRIPTOR, ODPFLHNClient, noise_scale
 from clients.models import build_model
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.bridge import answer
+from fedapps.node.bridge import reply_of
 from fedapps.settings.config import defaults
 from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
@@ -302,7 +302,7 @@ def client_model():
     return built
 
 
-def federated_client(context, method):
+def federated_client(context):
     number = int(context.node_config["partition-id"])
     options = {"lr": ETA, "local_steps": 1, "batch_size": 8}  # one step on all samples
     return ODPFLHNClient(client_model(), share(*client_data(number)), client=number, **options)
@@ -312,12 +312,12 @@ def test_the_three_exchanges_are_one_step_on_the_end_to_end_gradient():
     """One local step gives w − w̃ = η ∇_w L, so φ and γ move by −lr·η·∇ mean_i L_i(f(g(x_i)))."""
     app = ClientApp()
     for register in (app.query(), app.train(), app.query("encode"), app.train("backprop")):
-        register(lambda message, context: answer(message, context, federated_client))
+        register(lambda message, context: reply_of(federated_client(context), message, context))
     settings = {"server_lr": 2.0, "encoder_lr": 3.0, "clip_norm": 0.0, "evaluate_every": 9}
     initial = to_record(model_arrays(client_model()))
     strategy, twin = (ODPFLHN(hidden_dim=7, **settings) for _ in range(2))
     grid = InProcessGrid.simulation(app, defaults(), 3)
-    app.evaluate()(lambda message, context: answer(message, context, federated_client))
+    app.evaluate()(lambda message, context: reply_of(federated_client(context), message, context))
     after = from_record(strategy.start(grid, initial, 1).arrays)
 
     twin.open(None, initial, {})

@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 from malformed_replies import BYTES
 
 from clients.core.arrays import from_record, to_record
+from fedapps.clientapp import answer
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.bridge import answer
 from strategies.methods.fedavg import FedAvg
 
 
@@ -78,14 +78,15 @@ def test_missing_nodes_are_waited_for_then_named():
         go(FedAvg(min_available_nodes=3, wait=0.1), nodes=2)
 
 
-def test_a_client_that_cannot_start_is_quoted():
+def test_a_client_that_cannot_start_is_quoted(monkeypatch):
     """Whereas a foreign app may raise at that question and take part."""
 
     def make(context, method):
         raise OSError("no such disk")
 
+    monkeypatch.setattr("fedapps.clientapp.make_client", make)
     client_app = ClientApp()
-    client_app.query()(lambda message, context: answer(message, context, make))
+    client_app.query()(answer)
     grid = InProcessGrid.simulation(client_app, {}, 4)
     with pytest.raises(RuntimeError, match="no such disk"):
         FedAvg().start(grid, to_record(START), num_rounds=1)

@@ -9,7 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from scipy import stats
 
 from clients.core.arrays import from_record, to_record
-from clients.core.privacy import SystemGenerator, clipped, private
+from clients.core.privacy import SystemGenerator, check_covered, clipped, private
 from clients.core.protocol import LOCAL_NOISE
 from strategies.core import accountant
 from strategies.core.accountant import central_epsilon, local_epsilon
@@ -23,7 +23,7 @@ PROPERTIES = ROLE | {"num-examples": 20, "prototype": 3}
 
 
 def replied(action, change, asked, dp, client=4, properties=None, given=None, **options):
-    """The reply of `client` that the mod lets through; with `train`, arrays of ones were sent and
+    """What leaves of the reply of `client`; with `train`, arrays of ones were sent and
     grew by `change`."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
     sent = {name: np.ones_like(a) for name, a in change.items()}
@@ -35,16 +35,14 @@ def replied(action, change, asked, dp, client=4, properties=None, given=None, **
     settings = known | {"dp-generator": "seeded", "seed": 0} | options
     context = Context(1, 1, {"partition-id": client}, RecordDict(), settings)
 
-    def answer(message, context):
-        reply = RecordDict({"metrics": MetricRecord(METRICS)})
-        if action == "query":
-            reply = RecordDict({"properties": ConfigRecord(PROPERTIES | (properties or {}))})
-        elif action != "evaluate":
-            grown = change if given else {name: 1 + a for name, a in change.items()}
-            reply["arrays"] = to_record(grown)
-        return Message(reply, reply_to=message)
-
-    return private(message, context, answer).content
+    check_covered(message, settings)
+    reply = RecordDict({"metrics": MetricRecord(METRICS)})
+    if action == "query":
+        reply = RecordDict({"properties": ConfigRecord(PROPERTIES | (properties or {}))})
+    elif action != "evaluate":
+        grown = change if given else {name: 1 + a for name, a in change.items()}
+        reply["arrays"] = to_record(grown)
+    return private(Message(reply, reply_to=message), message, context, settings).content
 
 
 def answered(change, asked=None, dp="central", **options):

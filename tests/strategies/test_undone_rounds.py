@@ -5,9 +5,8 @@ import pytest
 from small_runs import SMALL, answering
 
 from clients.core.arrays import from_record, to_record
-from fedapps.clientapp import make_client
+from fedapps.clientapp import answer
 from fedapps.engines.in_process_grid import InProcessGrid
-from fedapps.node.bridge import answer
 from fedapps.serverapp import run
 from strategies.core import checks_and_limits
 
@@ -17,7 +16,7 @@ def go(method, rounds, poisoned=0):
     config = SMALL | {"method": method, "rounds": rounds, "fraction-evaluate": 0.2}
 
     def handle(message, context):
-        reply = answer(message, context, make_client)
+        reply = answer(message, context)
         got = message.content.config_records.get("config", {})
         if message.metadata.message_type == "train" and got.get("server-round") == poisoned:
             arrays = from_record(reply.content["arrays"])
