@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.figures_hypernetworks import client_of, save
+from fedapps.results.schema import metric_names, with_present_names
 from fedapps.saved import read_json
 from fedapps.settings.config import Config, defaults, override
 from fedapps.settings.experiments import read_arguments
@@ -93,11 +94,13 @@ def embeddings(
 
 def by_prevalence(summary: dict[str, Any]) -> dict[float, list[float]]:
     """F1 of the sub-populations by their share of the users, rounded to whole percents."""
-    users = [user["sub_population"] for user in summary["per_client"].values()]
+    clients = map(metric_names, summary["per_client"].values())
+    users = [client["sub-population"] for client in clients]
+    evaluation = with_present_names(summary)["evaluation"]
     scores = defaultdict(list)
     for kind in sorted(set(users)):
         share = round(users.count(kind) / len(users), 2)
-        scores[share].append(summary["train"][f"f1_{kind}"])
+        scores[share].append(evaluation[f"train-f1-{kind}"])
     return dict(scores)
 
 
@@ -105,8 +108,8 @@ def rand_index(summary: dict[str, Any]) -> float:
     """The adjusted Rand index (Hubert and Arabie, 1985) of heads and sub-populations."""
     from sklearn.metrics import adjusted_rand_score
 
-    users = summary["per_client"].values()
-    kinds = [int(user["sub_population"]) for user in users]
+    users = [metric_names(user) for user in summary["per_client"].values()]
+    kinds = [int(user["sub-population"]) for user in users]
     heads = [int(user["head"]) for user in users]
     return float(adjusted_rand_score(kinds, heads))
 

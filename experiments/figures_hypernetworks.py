@@ -28,6 +28,7 @@ from clients.core.client import Client
 from fedapps.building import with_public
 from fedapps.clientapp import app, make_client
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.results.schema import with_present_names
 from fedapps.saved import read_json
 from fedapps.serverapp import run, run_in_process
 from fedapps.settings.config import Config, defaults, override
@@ -61,9 +62,9 @@ def gap(out: Path, runs: list[Path]) -> None:
     of a novel client to the nearest training client; one line per method, one run per point."""
     points: dict[str, list[tuple[float, float]]] = {}
     for folder in runs:
-        summary = read_json(folder / "summary.json")
+        scores = with_present_names(read_json(folder / "summary.json"))["evaluation"]
         ((method, clients),) = by_distance([folder], TOTAL_VARIATION).items()
-        difference = summary["novel"]["accuracy"] - summary["train"]["accuracy"]
+        difference = scores["novel-accuracy"] - scores["train-accuracy"]
         distance = float(np.mean([far for far, _ in clients]))
         points.setdefault(method, []).append((distance, 100 * difference))
     figure, axis = plt.subplots(figsize=(5, 4))
@@ -115,9 +116,9 @@ def corruption(
             y = []
             error = []
             for value in x:
-                score = later(folder, **base, **{f"partition.{kind}": value})["novel"]
-                y.append(100 * score["accuracy"])
-                error.append(100 * score["sem"])
+                scores = later(folder, **base, **{f"partition.{kind}": value})["evaluation"]
+                y.append(100 * scores["novel-accuracy"])
+                error.append(100 * scores["novel-sem"])
                 print(f"{folder.name}, {kind} {value:g}: {y[-1]:.2f} %", flush=True)
             axis.errorbar(x, y, error, marker="o", label=str(config["method"]))
         axis.set(xlabel=f"{kind}, {label}")
@@ -144,8 +145,8 @@ def privacy(
                 "odpfl-hn.descriptor-epsilon": epsilon,
                 "odpfl-hn.descriptor-delta": delta,
             }
-            score = later(folder, **changes)["novel"]
-            points.append((count, 100 * score["accuracy"], 100 * score["sem"]))
+            scores = later(folder, **changes)["evaluation"]
+            points.append((count, 100 * scores["novel-accuracy"], 100 * scores["novel-sem"]))
             print(f"ε {epsilon or np.inf}: {count} samples, {points[-1][1]:.2f} %")
         x, y, error = zip(*points, strict=True)
         axis.errorbar(x, y, error, marker="o", label=f"ε = {epsilon}" if epsilon else "not private")

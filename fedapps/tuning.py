@@ -38,7 +38,7 @@ from fedapps.files import write_text
 from fedapps.planning import make_jobs
 from fedapps.results.plot import line_styles, save
 from fedapps.results.runs import read_rounds
-from fedapps.results.schema import metric_names
+from fedapps.results.schema import with_present_names
 from fedapps.results.sweep import keep_finished
 from fedapps.settings.config import Config, Value, defaults, override
 from fedapps.settings.variants import Variant, combinations, spanning
@@ -370,7 +370,7 @@ def validation_score(job: Job, group: str) -> float | None:
         scores = evaluations[summary["novel_round"]]
         score = scores.get(f"train-global-{measure}", scores.get(f"train-{measure}"))
     else:
-        score = metric_names(summary["train"]).get(measure)
+        score = with_present_names(summary)["evaluation"].get(f"train-{measure}")
     if score is None:
         raise ValueError(
             f"{job.name}: training clients report no {score_named(measure).text} on validation "

@@ -137,7 +137,8 @@ def accuracies(method, seed, disturbed, folder):
     _, causes = finish(grid, config, folder)
     assert causes == grid.due and bool(causes) == disturbed
     summary = json.loads((folder / "summary.json").read_text())
-    return summary["train"]["accuracy"], summary["last"]["train"]["accuracy"]
+    name = "train-accuracy"
+    return summary["evaluation"][name], summary["last"]["evaluation"][name]
 
 
 @pytest.mark.slow

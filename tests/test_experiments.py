@@ -65,7 +65,7 @@ def test_a_scenario_runs_two_rounds(name, tmp_path):
     config = Variant.parse(label).apply(override(defaults(), asked.settings | small))
     run_in_process(config)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["finished"] and summary["novel"]["clients"] == 2
+    assert summary["finished"] and summary["evaluation"]["novel-clients"] == 2
 
 
 def test_a_variant_of_an_evaluation_starts_from_its_methods_run(tmp_path):

@@ -13,6 +13,7 @@ import typer
 
 from fedapps.results.gains import HARM
 from fedapps.results.runs import clients_of, read_runs
+from fedapps.results.schema import with_present_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -74,21 +75,23 @@ def read(folder: Path) -> tuple[Verdict, str]:
     summaries = []
     for run in runs.itertuples():
         if run.method.partition(" ")[0] == AUTO:
-            summaries.append(json.loads((run.folder / "summary.json").read_text())["novel"])
+            summary = json.loads((run.folder / "summary.json").read_text())
+            summaries.append(with_present_names(summary)["evaluation"])
     return verdict(clients), choices(summaries)
 
 
 def choices(summaries: list[dict[str, float]]) -> str:
-    """``none 90, bbse 10; T 1.2, t 3.0`` of novel clients' metrics."""
+    """``none 90, bbse 10; T 1.2, t 3.0`` of novel clients, from the metrics of evaluations."""
 
     def mean(name: str) -> float:
         return sum(summary[name] for summary in summaries) / len(summaries)
 
-    if not summaries or "misfit" not in summaries[0]:
+    if not summaries or "novel-misfit" not in summaries[0]:
         return "none 100; no rule"
-    names = [name for name in summaries[0] if name.startswith("chosen-")]
-    chosen = [f"{name.removeprefix('chosen-')} {100 * mean(name):.0f}" for name in names]
-    return f"{', '.join(chosen)}; T {mean('misfit'):.1f}, t {mean('misfit-limit'):.1f}"
+    names = [name for name in summaries[0] if name.startswith("novel-chosen-")]
+    chosen = [f"{name.removeprefix('novel-chosen-')} {100 * mean(name):.0f}" for name in names]
+    misfits = f"T {mean('novel-misfit'):.1f}, t {mean('novel-misfit-limit'):.1f}"
+    return f"{', '.join(chosen)}; {misfits}"
 
 
 def bars(verdicts: dict[str, Verdict], inputs: int) -> list[str]:

@@ -29,6 +29,7 @@ from torch import nn
 import partitions
 from clients.models import build_model
 from clients.models.head import take_head
+from fedapps.results.schema import with_present_names
 from fedapps.saved import read_json
 from fedapps.settings.config import Config
 from fedapps.settings.saved_configurations import run_folders, saved_configuration
@@ -189,8 +190,8 @@ def main(
         method = str(saved_configuration(run)["method"])
         if methods and method not in methods.split(","):
             continue
-        last = read_json(run / "summary.json")["last"]
-        ours[method].append(100 * last["train"]["accuracy"])
+        last = with_present_names(read_json(run / "summary.json")["last"])
+        ours[method].append(100 * last["evaluation"]["train-accuracy"])
         theirs[method].append(accuracy(checkout, run, corrected))
         print(run.name, f"{ours[method][-1]:.2f}", f"{theirs[method][-1]:.2f}", flush=True)
     print("\n| method | fedapps | PFLlib | difference |\n|---|---|---|---|")

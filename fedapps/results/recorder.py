@@ -35,7 +35,7 @@ from fedapps.results.card import make_card
 from fedapps.results.method_code import code_of
 from fedapps.results.model_files import ARRAY_FILES, digests_of, model_files, write_final
 from fedapps.results.progress import shown
-from fedapps.results.schema import metric_names
+from fedapps.results.schema import DECISION_METRICS, metric_names, with_present_names
 from fedapps.saved import CHECKPOINTS, CLIENTS, DIGESTS, SUMMARY, State, state_bytes
 from fedapps.settings.config import Config
 from strategies.core.replies import Update
@@ -49,8 +49,6 @@ SETTINGS = ("method", "dataset", "partition", "model", "seed")  # which the summ
 PRIVACY_KEYS = ("epsilon", "delta", "noise-multiplier", "sigma", "generator", "terms")
 CLIENT_METRICS = ("sub-population", "head")  # of a single client, beside its accuracy
 CHOSEN = "chosen-"  # prefix of metrics: the share of batches in which a correction was chosen
-# Of a client that chose: T, t, what it expects to win; the main score without the choice.
-DECISION_METRICS = ("misfit", "misfit-limit", "expected-gain", "base-accuracy")
 
 
 class Recorder:
@@ -197,10 +195,10 @@ class Recorder:
         if best is None or strategy.report_last_round:
             return True
         selected = str(self.config["selection-metric"])
-        reported = (key.replace("_", "-") for key in evaluation["train"])
+        reported = (key.removeprefix("train-") for key in evaluation["evaluation"])
         metric = reported_name(selected, reported)
-        best_score = _selection_score(role, best["train"], metric)
-        score = _selection_score(role, evaluation["train"], metric)
+        best_score = _selection_score(role, best["evaluation"], metric)
+        score = _selection_score(role, evaluation["evaluation"], metric)
         if best_score is None:
             return True
         return score is not None and score > best_score
@@ -359,10 +357,10 @@ class Recorder:
         summary["last_round"] = last["round"]
         if self.strategy is not None and self.strategy.saved_rounds:
             summary["earlier_rounds"] = self.strategy.saved_rounds
-        summary["train"] = train["train"]
-        summary["novel"] = novel["novel"]
-        summary["saved_model_train"] = novel["train"]
-        summary["last"] = {key: last[key] for key in ("train", "novel", "per_client")}
+        of_training = _of_role("train", train["evaluation"])
+        summary["evaluation"] = of_training | _of_role("novel", novel["evaluation"])
+        summary["saved_model_train"] = _of_role("train", novel["evaluation"])
+        summary["last"] = {key: last[key] for key in ("evaluation", "per_client")}
         summary["per_client"] = self._per_client()
         summary |= self._totals()
         return summary
@@ -429,16 +427,18 @@ def _saved_state(strategy: PersonalizedStrategy) -> State:
     return {"arrays": strategy.arrays, "kept": kept, "handout": strategy.published_models}
 
 
-def _selection_score(role: str, train: dict[str, Any], metric: str) -> tuple[float, float] | None:
+def _selection_score(
+    role: str, evaluation: dict[str, Any], metric: str
+) -> tuple[float, float] | None:
     """What decides the round of a group, larger for better models: the selection mean and the mean
     of the training clients' `metric` on validation samples. None if no client reported it."""
     for template in CHOICE[role]:
         name = template.format(metric)
-        mean = train.get(name)
+        mean = evaluation.get(f"train-{name}")
         if mean is None:
             continue
         # There is no trimmed mean with `selection-mean` "plain", nor in old checkpoints.
-        trimmed = train.get(f"trimmed-{name}", mean)
+        trimmed = evaluation.get(f"train-trimmed-{name}", mean)
         return goodness(metric, trimmed), goodness(metric, mean)
     return None
 
@@ -453,38 +453,31 @@ def _privacy(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation_of(report: dict[str, Any], strategy: PersonalizedStrategy) -> dict[str, Any]:
-    """One evaluation as summary.json has it."""
-    metrics = report["evaluation"]
-    novel = _group("novel", metrics) if metrics.get("novel-clients") else None
+    """One evaluation as summary.json has it: the metrics of the training clients, and of the novel
+    ones if some were scored."""
+    metrics = _of_role("train", report["evaluation"])
+    if not any(f"train-{name}" in metrics for name in MAIN_SCORES):
+        metrics["train-accuracy"] = None
+    if report["evaluation"].get("novel-clients"):
+        metrics |= _of_role("novel", report["evaluation"])
     return {
         "round": report["round"],
-        "train": _group("train", metrics),
-        "novel": novel,
+        "evaluation": metrics,
         "per_client": {str(u.node.client): _client(u) for u in strategy.evaluation},
     }
 
 
 def _renamed(evaluation: dict[str, Any]) -> dict[str, Any]:
     """An evaluation of a checkpoint, with metrics' names where an earlier release wrote others."""
-    renamed = dict(evaluation)
-    for role in CHOICE:
-        if evaluation[role] is not None:
-            renamed[role] = metric_names(evaluation[role])
+    renamed: dict[str, Any] = dict(with_present_names(evaluation))
     per_client = evaluation["per_client"]
     renamed["per_client"] = {client: metric_names(got) for client, got in per_client.items()}
     return renamed
 
 
-def _group(role: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of a group of clients, without its prefix."""
-    group: dict[str, Any] = {"clients": 0}
-    prefix = f"{role}-"
-    for name, value in metrics.items():
-        if name.startswith(prefix):
-            group[name.removeprefix(prefix)] = value
-    if not MAIN_SCORES & group.keys():
-        group["accuracy"] = None
-    return group
+def _of_role(role: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of a group of clients."""
+    return {name: value for name, value in metrics.items() if name.startswith(f"{role}-")}
 
 
 def _client(update: Update) -> dict[str, Any]:

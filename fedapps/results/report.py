@@ -268,8 +268,8 @@ def f1_by_type(runs: "DataFrame") -> tuple[list[str], list[tuple[str, list[float
     """The sub-populations, and by method the mean F1 over seeds in each; None if unknown."""
     values: dict[str, dict[str, list[float]]] = {}  # by method and sub-population, of each seed
     for run in runs.dropna(subset="summary").itertuples():
-        for metric, f1 in run.summary.train.items():
-            name = metric.removeprefix("f1-")
+        for metric, f1 in run.summary.evaluation.items():
+            name = metric.removeprefix("train-f1-")
             if name.isdecimal() and f1 is not None:
                 by_name = values.setdefault(run.method, {})
                 by_name.setdefault(name, []).append(f1)

@@ -268,12 +268,15 @@ def decisions_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
         for name, client in evaluation.per_client.items():
             if client.role != "novel" or not client.chosen:
                 continue
+            metrics = client.metrics
             gain = None
-            if client.accuracy is not None and client.base_accuracy is not None:
-                gain = 100 * (client.accuracy - client.base_accuracy)
-            expected = client.expected_gain
+            accuracy = metrics.get("accuracy")
+            base_accuracy = metrics.get("base-accuracy")
+            if accuracy is not None and base_accuracy is not None:
+                gain = 100 * (accuracy - base_accuracy)
+            expected = metrics.get("expected-gain")
             points = None if expected is None else 100 * expected
-            numbers = (client.misfit, client.misfit_limit, points, gain)
+            numbers = (metrics.get("misfit"), metrics.get("misfit-limit"), points, gain)
             rows.append((run.Index, run.method, run.seed, name, client.chosen, *numbers))
     numbers_of = ["misfit", "limit", "expected", "gain"]
     frame = DataFrame(rows, columns=["run", "method", "seed", "client", "chosen", *numbers_of])
@@ -444,8 +447,8 @@ def _totals(summary: Summary) -> dict[str, Any]:
     if summary.privacy is not None:
         totals |= dict(summary.privacy)
     # The bound is one of the saved model: novel clients get that one.
-    training_error = at_saved_model(summary).get("training-error")
-    half_distance = (summary.novel or {}).get("half-distance")
+    training_error = at_saved_model(summary).get("train-training-error")
+    half_distance = summary.evaluation.get("novel-half-distance")
     if training_error is not None and half_distance is not None:
         totals["training-error"] = training_error
         totals["half-distance"] = half_distance
@@ -458,7 +461,7 @@ def at_saved_model(summary: Summary) -> Rates:
     if a summary of an earlier release lacks them."""
     if summary.saved_model_train is not None:
         return summary.saved_model_train
-    return {} if other_rounds(summary) else summary.train
+    return {} if other_rounds(summary) else summary.evaluation
 
 
 def other_rounds(summary: Summary) -> bool:
@@ -477,7 +480,7 @@ def _scores(evaluation: Evaluation | None, own: Sequence[str]) -> dict[str, floa
     labels' unit; None if unknown."""
     known: Rates = {}
     if evaluation is not None:
-        known = evaluation.by_key()
+        known = evaluation.evaluation
     # Macro F1 is a score of tables where the task has several labels; elsewhere it chooses rounds.
     has_labels = any(key.endswith("-micro-f1") for key in known)
     scores: dict[str, float | None] = {}
@@ -505,11 +508,11 @@ def _main_score(summary: Summary | None) -> str:
     """The name of the main score of a run's task; "" for a run that was not evaluated."""
     if summary is None:
         return ""
-    groups = (summary.train, summary.novel, summary.last.train, summary.last.novel)
     for name in MAIN:
-        if any(group and group.get(name) is not None for group in groups):
-            return name
-    return next(name for name in MAIN if name in summary.train)
+        for evaluation in (summary.evaluation, summary.last.evaluation):
+            if any(evaluation.get(f"{role}-{name}") is not None for role in ROLES):
+                return name
+    return next(name for name in MAIN if f"train-{name}" in summary.evaluation)
 
 
 def _frame(rows: list[dict[str, Any]]) -> "DataFrame":

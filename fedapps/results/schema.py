@@ -1,16 +1,16 @@
 """The JSON and TOML files of a run folder as pydantic models.
 
 A metric has one name everywhere: ``accuracy`` of a client, and ``train-accuracy`` or
-``novel-accuracy`` of a group of clients. Within the summary's groups `train` and `novel` the name
-stands without its group. A summary's other keys have underscores: ``best_round``. Earlier releases
-wrote ``test_accuracy`` as well; `metric_names` reads their files.
+``novel-accuracy`` of a group of clients. A summary's other keys have underscores: ``best_round``.
+Earlier releases wrote ``test_accuracy``, and the metrics of a group without its name:
+`with_present_names` reads their files.
 
 Another person may have written the folder. Known keys must have their types; unknown keys are
 ignored. docs/reference/run-folder.md says what the keys mean."""
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -25,6 +25,9 @@ from pydantic import (
 from fedapps.common.tasks import MAIN_SCORES, Score, main_score
 
 T = TypeVar("T")
+# Of a client that chose: T, t, what it expects to win; the main score without the choice.
+DECISION_METRICS = ("misfit", "misfit-limit", "expected-gain", "base-accuracy")
+CLIENT_METRICS = (*sorted(MAIN_SCORES), *DECISION_METRICS)
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -37,18 +40,33 @@ def metric_names(scores: Mapping[str, T]) -> dict[str, T]:
     return {key.replace("_", "-"): score for key, score in scores.items()}
 
 
+def with_present_names(content: Any) -> Any:
+    """A summary, or one evaluation of it, with `evaluation` by the names of metrics, as
+    ``train-accuracy``. Earlier releases wrote tables `train` and `novel` without this prefix.
+
+    Raises ValueError for a group that is no table."""
+    if not isinstance(content, Mapping) or "evaluation" in content:
+        return content
+    metrics: dict[str, Any] = {}
+    for role in ("train", "novel"):
+        metrics |= _with_role(role, content.get(role))
+    present = {**content, "evaluation": metrics}
+    if content.get("saved_model_train") is not None:
+        present["saved_model_train"] = _with_role("train", content["saved_model_train"])
+    return present
+
+
+def _with_role(role: str, group: Any) -> dict[str, Any]:
+    """The metrics of a group in a file of an earlier release, by their whole names."""
+    if group is None:
+        return {}
+    if not isinstance(group, Mapping):
+        raise ValueError(f"its {role} is {group!r:.80}, and must be a table")
+    return {f"{role}-{name}": value for name, value in metric_names(group).items()}
+
+
 Rate = Annotated[float | None, AfterValidator(_finite)]  # NaN counts as unknown
-# Metrics of a group of clients: that of the task's main score, and others.
-Rates = Annotated[dict[str, Rate], AfterValidator(metric_names)]
-
-
-def _with_main_score(rates: Rates) -> Rates:
-    if not MAIN_SCORES & rates.keys():
-        raise ValueError(f"it has no {' or '.join(sorted(MAIN_SCORES))}")
-    return rates
-
-
-GroupResult = Annotated[Rates, AfterValidator(_with_main_score)]
+Rates = dict[str, Rate]  # numbers by the names of metrics
 
 
 class Model(BaseModel):
@@ -58,51 +76,47 @@ class Model(BaseModel):
 
 
 class ClientResult(Model):
-    """A client at one evaluation."""
+    """A client at one evaluation. `metrics` are those of `CLIENT_METRICS` that the file has beside
+    the other keys; gains are shares."""
 
     role: Literal["train", "novel"]
-    accuracy: Rate = None
-    rmse: Rate = None  # in the place of the accuracy where the labels are values
     examples: Count
-    # Of a client that chose a correction without labels, "none" among them; gains are shares.
+    # The correction that it chose without labels, "none" among them.
     chosen: Annotated[str, Field(pattern=r"^[\w.+-]*$", max_length=60)] = ""
-    misfit: Rate = None
-    misfit_limit: Rate = Field(None, alias="misfit-limit")
-    expected_gain: Rate = Field(None, alias="expected-gain")
-    base_accuracy: Rate = Field(None, alias="base-accuracy")
+    metrics: Rates
 
-    @model_validator(mode="after")
-    def _has_main_score(self) -> Self:
-        if not MAIN_SCORES & self.model_fields_set:
+    @model_validator(mode="before")
+    @classmethod
+    def _with_metrics(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        metrics = {name: content[name] for name in CLIENT_METRICS if name in content}
+        if not MAIN_SCORES & metrics.keys():
             raise ValueError(f"it has no {' or '.join(sorted(MAIN_SCORES))}")
-        return self
+        return {**content, "metrics": metrics}
 
     @property
     def main(self) -> Score:
         """The main score of the client's task."""
-        return main_score(self.model_fields_set)
+        return main_score(self.metrics)
 
     @property
     def score(self) -> float | None:
         """The value of the `main` score, None if it is unknown."""
-        value: float | None = getattr(self, self.main.name)
-        return value
+        return self.metrics[self.main.name]
 
 
 class Evaluation(Model):
-    """One evaluation of a run."""
+    """One evaluation of a run. `evaluation` has the keys of a round's report, such as
+    ``train-accuracy``."""
 
-    train: Rates | None = None
-    novel: Rates | None = None
+    evaluation: Rates = {}
     per_client: dict[str, ClientResult] = {}
 
-    def by_key(self) -> Rates:
-        """Both groups' metrics by the keys of a round's report, such as ``train-accuracy``."""
-        metrics: Rates = {}
-        for role, group in (("train", self.train), ("novel", self.novel)):
-            for name, value in (group or {}).items():
-                metrics[f"{role}-{name}"] = value
-        return metrics
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_releases(cls, content: Any) -> Any:
+        return with_present_names(content)
 
 
 class Megabytes(Model):
@@ -130,8 +144,6 @@ class Named(Model):
 class Summary(Evaluation, Named):
     """summary.json: the evaluation of the reported round, and totals of the run."""
 
-    train: GroupResult
-    novel: GroupResult | None
     megabytes_per_client_round: Megabytes
     seconds: Rate
     rounds: Count
@@ -152,6 +164,13 @@ class Summary(Evaluation, Named):
     privacy: Privacy | None = None
     finished: bool | None = None
 
+    @model_validator(mode="after")
+    def _has_main_score(self) -> Self:
+        names = [f"train-{name}" for name in sorted(MAIN_SCORES)]
+        if not self.evaluation.keys() & set(names):
+            raise ValueError(f"it has no {' or '.join(names)}")
+        return self
+
 
 class Failure(Named):
     """summary.json of a run that failed, perhaps before its first evaluation."""
@@ -168,7 +187,7 @@ class Round(Model):
     sampled: Count | None = None
     valid: Count = 0
     seconds: Rate = None
-    evaluation: dict[str, Rate] = {}
+    evaluation: Rates = {}
     dropped: dict[str, Count] = {}
     evaluation_dropped: dict[str, Count] = Field({}, alias="evaluation-dropped")
     late: Count = 0

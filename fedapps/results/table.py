@@ -231,7 +231,7 @@ def at_saved_models(runs: "DataFrame") -> list[str]:
             continue
         main = main_scores(group)[0]
         shown = SCORES[f"train-{main}"]
-        scores = [at_saved_model(summary).get(main) for summary in done]
+        scores = [at_saved_model(summary).get(shown.key) for summary in done]
         known = [shown.score.shown(score) for score in scores if score is not None]
         if known:
             mean = sum(known) / len(known)
@@ -277,7 +277,9 @@ def _serves_novel(runs: "DataFrame") -> bool:
     entry = METHODS.get(runs.config.iloc[0]["method"])
     if entry is None:
         return True
-    return bool(entry.novel) or any(summary.novel for summary in runs.summary)
+    if entry.novel:
+        return True
+    return any(f"novel-{name}" in summary.evaluation for summary in runs.summary for name in MAIN)
 
 
 def _main_cell(runs: "DataFrame", name: str, role: str, over_seeds: bool) -> str:
@@ -290,7 +292,7 @@ def _main_cell(runs: "DataFrame", name: str, role: str, over_seeds: bool) -> str
     decimals = shown.decimals(summarize(values).mean)
     if over_seeds or len(known) != 1:
         return seeds_cell(values, decimals)
-    standard_error = runs.summary[known.index[0]].by_key().get(f"{role}-sem")
+    standard_error = runs.summary[known.index[0]].evaluation.get(f"{role}-sem")
     if standard_error is None:
         return number_cell(known.iloc[0], decimals)
     return spread_cell(known.iloc[0], shown.score.shown(standard_error), decimals)

@@ -16,7 +16,7 @@ from fedapps.files import PRIVACY
 from fedapps.methods import METHODS
 from fedapps.results.card import FILE, Card
 from fedapps.results.formats import escape_markdown
-from fedapps.results.runs import at_saved_model
+from fedapps.results.runs import SHORT_ROLES, at_saved_model
 from fedapps.results.schema import Rates, Summary
 from fedapps.saved import DIGESTS, HANDOUT, MODEL, SUMMARY, SavedFiles, model_round
 from fedapps.service.finished_run import FinishedRun
@@ -71,9 +71,9 @@ def facts(run: FinishedRun) -> dict[str, str]:
         file = run.folder / name
         if file.is_file():
             size += file.stat().st_size
-    # A run that failed early has no scores of novel clients, or None in their place.
-    novel = _value(run.summary.get("novel") or {}, main)
-    training = _value(_at_saved_model(run), main)
+    scores = _scores_of(run)
+    novel = _value(scores.get(f"novel-{main.name}"), main)
+    training = _value(scores.get(f"train-{main.name}"), main)
     rounds = run.summary.get("rounds", "?")
     return {
         "method": f"{card.method}: {method.summary} ({method.paper})",
@@ -115,14 +115,14 @@ def model_card(run: FinishedRun, repo: str = "") -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     card = run.card
-    scores = {"training": _at_saved_model(run), "novel": run.summary.get("novel") or {}}
+    scores = _scores_of(run)
     main = TASKS[card.task].main
     task = "image-classification" if len(card.shape) == 3 else "other"
     if card.task == VALUES:
         task = "tabular-regression" if len(card.shape) == 1 else "other"
     results = []
-    for role, group in scores.items():
-        score = group.get(main.name)
+    for role, word in SHORT_ROLES.items():
+        score = scores.get(f"{role}-{main.name}")
         if score is None:
             continue
         results.append(
@@ -132,7 +132,7 @@ def model_card(run: FinishedRun, repo: str = "") -> str:
                 dataset_name=card.dataset,
                 metric_type=main.name,
                 metric_value=score,
-                metric_name=f"{main.text} of {role} clients (mean)",
+                metric_name=f"{main.text} of {word} clients (mean)",
             )
         )
     front = ModelCardData(
@@ -210,17 +210,22 @@ def push(run: FinishedRun, repo: str, *, private: bool = False, endpoint: str | 
         return str(api.upload_folder(repo_id=repo, folder_path=folder).commit_url)
 
 
-def _at_saved_model(run: FinishedRun) -> Rates:
-    """The training clients' scores at the round of the saved model; {} if they are unknown."""
+def _scores_of(run: FinishedRun) -> Rates:
+    """The scores of training and novel clients at the round of the saved model, without those that
+    are unknown."""
     try:
-        return at_saved_model(Summary.model_validate(run.summary))
+        summary = Summary.model_validate(run.summary)
     except ValueError:  # it failed before its first evaluation
         return {}
+    scores = dict(at_saved_model(summary))
+    for name, value in summary.evaluation.items():
+        if name.startswith("novel-"):
+            scores[name] = value
+    return scores
 
 
-def _value(group: dict[str, Any], score: Score) -> str:
-    """The score of a group of clients; – if there is none."""
-    value = group.get(score.name)
+def _value(value: float | None, score: Score) -> str:
+    """The score of a group of clients; – if it is unknown."""
     if value is None:
         return "–"
     return f"{score.shown(value):.2f} %" if score.in_percent else f"{value:.4g}"

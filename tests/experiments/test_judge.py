@@ -43,8 +43,9 @@ def test_choices_are_means():
         {"chosen-none": 1.0, "chosen-bbse": 0.0, "misfit": 1.0, "misfit-limit": 3.0},
         {"chosen-none": 0.5, "chosen-bbse": 0.5, "misfit": 2.0, "misfit-limit": 3.0},
     ]
+    runs = [{f"novel-{name}": value for name, value in run.items()} for run in runs]
     assert choices(runs) == "none 75, bbse 25; T 1.5, t 3.0"
-    assert choices([{"accuracy": 1.0}]) == "none 100; no rule"
+    assert choices([{"novel-accuracy": 1.0}]) == "none 100; no rule"
 
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)

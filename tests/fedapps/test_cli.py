@@ -16,8 +16,8 @@ from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 
 SUMMARY_KEYS = {
-    "method", "dataset", "partition", "model", "seed", "engine", "rounds", "best_round", "train",
-    "novel", "last", "per_client", "megabytes_per_client_round", "seconds", "dropped_replies",
+    "method", "dataset", "partition", "model", "seed", "engine", "rounds", "best_round",
+    "evaluation", "last", "per_client", "megabytes_per_client_round", "seconds", "dropped_replies",
 }  # fmt: skip
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
 
@@ -91,9 +91,9 @@ def test_results_in_their_folders(tmp_path):
         for seed in (0, 1):
             folder = tmp_path / f"{method}-seed{seed}"
             summary = json.loads((folder / "summary.json").read_text())
-            trained.add(json.dumps(summary["train"]))
+            trained.add(summary["evaluation"]["train-loss"])
             assert summary.keys() >= SUMMARY_KEYS
-            assert (summary["rounds"], summary["train"]["clients"]) == (4, 3)
+            assert (summary["rounds"], summary["evaluation"]["train-clients"]) == (4, 3)
             roles = [client["role"] for client in summary["per_client"].values()]
             assert roles.count("train") == 3
             lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -101,9 +101,9 @@ def test_results_in_their_folders(tmp_path):
             validation = [line["evaluation"]["train-accuracy"] for line in lines]
             best = validation.index(max(validation))
             assert summary["best_round"] == best + 1
-            assert summary["last"]["train"]["accuracy"] == validation[-1]
+            assert summary["last"]["evaluation"]["train-accuracy"] == validation[-1]
             accuracy = lines[best]["evaluation"].get("novel-accuracy")
-            assert (summary["novel"] or {}).get("accuracy") == accuracy
+            assert summary["evaluation"].get("novel-accuracy") == accuracy
             assert (accuracy is None) == (method == "fedper")
             config = tomllib.loads((folder / "config.toml").read_text())
             assert config["method"] == method and defaults().keys() <= config.keys()

@@ -60,7 +60,7 @@ def nothing(jobs):
 
 def numbers(summary):
     """What must agree to the last bit, whichever engine ran."""
-    keys = ("train", "novel", "last", "best_round", "megabytes_per_client_round")
+    keys = ("evaluation", "last", "best_round", "megabytes_per_client_round")
     accuracies = {c: got["accuracy"] for c, got in summary["per_client"].items()}
     return [summary[key] for key in keys], accuracies
 
@@ -120,7 +120,7 @@ def test_flowers_engine_agrees_without_labels_in_streams_and_on_shifted_tests(ca
         assert runs[0].error == ""
         found.append(runs[0].summary())
     assert numbers(found[0]) == numbers(found[1])
-    assert ("test-accuracy" in found[0]["train"]) == ("shifted" in case)
+    assert ("train-test-accuracy" in found[0]["evaluation"]) == ("shifted" in case)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_tables_name_terms_and_test_settings(tmp_path):
     assert "ε of fedavg dp-generator=seeded: one user added or removed" in shown.caption
     assert "TEST SETTING" in shown.caption
     assert [row[-1] for row in shown.rows] == ["–", "–"]
-    assert summary(tmp_path / "fedprox-seed0")["train"]["accuracy"] is None
+    assert summary(tmp_path / "fedprox-seed0")["evaluation"]["train-accuracy"] is None
 
 
 def test_comparisons_name_what_no_run_of_theirs_covers(tmp_path):

@@ -57,7 +57,7 @@ def test_one_client_does_not_choose_the_round():
         strategy.evaluation.append(update(9, {}, accuracy=claimed))
         recorder.record({"round": number, "evaluation": means(strategy.evaluation)}, strategy)
     assert recorder.summary["best_round"] == 3
-    assert recorder.summary["train"]["accuracy"] == pytest.approx(0.756)
+    assert recorder.summary["evaluation"]["train-accuracy"] == pytest.approx(0.756)
 
 
 @pytest.mark.parametrize(("selected", "name"), [("auto", "rmse"), ("bias", "-bias")])
@@ -96,8 +96,10 @@ def test_a_checkpoint_of_an_earlier_release_keeps_its_best_round():
     scores = {"train-accuracy": 0.5, "train-trimmed-accuracy": 0.6}
     recorder.record({"round": 2, "evaluation": scores}, Reports())
     assert recorder.summary["best_round"] == 1
-    assert recorder.summary["train"] == {"accuracy": 0.1, "trimmed-accuracy": 0.7, "clients": 2}
-    assert recorder.summary["last"]["train"]["trimmed-accuracy"] == 0.6
+    assert recorder.summary["evaluation"] == {
+        "train-accuracy": 0.1, "train-trimmed-accuracy": 0.7, "train-clients": 2
+    }  # fmt: skip
+    assert recorder.summary["last"]["evaluation"]["train-trimmed-accuracy"] == 0.6
 
 
 @pytest.mark.parametrize(("kind", "best"), [("trimmed", 1), ("plain", 2)])
@@ -169,8 +171,9 @@ def test_all_that_is_reported_is_of_that_round():
         recorder.record(report | {"megabytes": {"down": down, "up": 2 * down}}, strategy)
     found = recorder.summary
     assert found["best_round"] == 2 and found["rounds"] == 3
-    assert [found[role]["accuracy"] for role in ("train", "novel")] == [0.7, 0.2]
-    assert [found["last"][role]["accuracy"] for role in ("train", "novel")] == [0.6, 0.95]
+    names = ("train-accuracy", "novel-accuracy")
+    assert [found["evaluation"][name] for name in names] == [0.7, 0.2]
+    assert [found["last"]["evaluation"][name] for name in names] == [0.6, 0.95]
     client = {"role": "train", "accuracy": 0.35, "examples": 7}
     assert found["per_client"] == {"4": client}
     assert found["last"]["per_client"] == {"4": client | {"accuracy": 0.3}}
@@ -192,9 +195,10 @@ def test_each_group_reports_the_round_that_is_best_for_the_model_that_it_gets():
         recorder.record({"round": number, "evaluation": scores | novel}, strategy)
     found = recorder.summary
     assert (found["best_round"], found["novel_round"]) == (1, 3)
-    assert found["train"]["accuracy"] == 0.9 and found["novel"]["accuracy"] == 0.6
+    assert found["evaluation"]["train-accuracy"] == 0.9
+    assert found["evaluation"]["novel-accuracy"] == 0.6
     assert found["saved_model_train"] == {
-        "accuracy": 0.7, "global-accuracy": 0.6, "clients": 1
+        "train-accuracy": 0.7, "train-global-accuracy": 0.6, "train-clients": 1
     }  # fmt: skip
     assert {c: got["accuracy"] for c, got in found["per_client"].items()} == {"4": 0.1, "5": 0.6}
 
@@ -210,10 +214,18 @@ def test_dittos_novel_clients_report_as_fedavgs_do(tmp_path):
         metrics = result.evaluate_metrics_clientapp.values()
         got = json.loads((folder / "summary.json").read_text())
         columns = [(m[name], m["novel-accuracy"], m["novel-clients"]) for m in metrics]
-        found[method] = columns, got["novel_round"], got["novel"], load_file(folder / MODEL)
+        novel = of_novel(got["evaluation"])
+        found[method] = columns, got["novel_round"], novel, load_file(folder / MODEL)
     (*one, model), (*two, other) = found.values()
     assert one == two
     assert all((model[name] == array).all() for name, array in other.items())
+
+
+def of_novel(evaluation):
+    """The metrics of novel clients, of which there are some."""
+    metrics = {name: value for name, value in evaluation.items() if name.startswith("novel-")}
+    assert metrics
+    return metrics
 
 
 def summary(folder, **changes):
@@ -226,7 +238,7 @@ def test_novel_labeled_clients_are_reported_at_the_end_of_their_rounds(tmp_path)
     """φ is frozen in rounds 3 to 5, so training clients' accuracy is the same in all of them."""
     got = summary(tmp_path, method="pfedhn", **{"novel-rounds": 3})
     assert got["best_round"] == 5
-    assert got["novel"] == got["last"]["novel"]
+    assert of_novel(got["evaluation"]) == of_novel(got["last"]["evaluation"])
 
 
 def test_a_private_novel_client_is_in_the_summary(tmp_path):
@@ -234,7 +246,7 @@ def test_a_private_novel_client_is_in_the_summary(tmp_path):
     private = {"odpfl-hn.encoder": "ds-sphere", "odpfl-hn.descriptor-epsilon": 1.0}
     got = summary(tmp_path, method="odpfl-hn", rounds=4, **private | {"local-steps": 0})
     assert got["best_round"] == 4
-    assert got["novel"]["clients"] == 3
+    assert got["evaluation"]["novel-clients"] == 3
 
 
 def test_clients_of_each_groups_round_are_reported():

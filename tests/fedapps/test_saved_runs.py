@@ -18,8 +18,9 @@ def test_novel_labeled_clients_join_a_saved_model(tmp_path):
     summary = json.loads((later / "pfedhn-seed0" / "summary.json").read_text())
     before = json.loads((first / "pfedhn-seed0" / "summary.json").read_text())
     assert summary["rounds"] == 2
-    assert summary["novel"]["clients"] == 3
-    assert summary["train"]["accuracy"] == before["train"]["accuracy"]  # φ is frozen
+    assert summary["evaluation"]["novel-clients"] == 3
+    name = "train-accuracy"
+    assert summary["evaluation"][name] == before["evaluation"][name]  # φ is frozen
 
 
 def test_what_clients_keep_to_themselves_is_part_of_a_saved_run(tmp_path):
@@ -131,14 +132,18 @@ def test_rates_decay_over_all_runs_that_follow_each_other(tmp_path):
     ]
     rounds = [one["novel_round"] for one in found]
     assert [one.get("earlier_rounds") for one in found] == [None, rounds[0], sum(rounds[:2])]
-    assert found[2]["novel"] == found[1]["novel"]
+    novel = []
+    for one in found:
+        novel.append({k: v for k, v in one["evaluation"].items() if k.startswith("novel-")})
+    assert novel[2] == novel[1] != novel[0]
 
 
 def test_the_bounds_columns_add_up(tmp_path):
     got = fedapps("run", "--methods", "fedavg", *SMALL, "--output", tmp_path, "--bound")
     assert "êrr + ½ d̂" in got
     summary = json.loads((tmp_path / "fedavg-seed0" / "summary.json").read_text())
-    terms = summary["train"]["training-error"], summary["novel"]["half-distance"]
+    evaluation = summary["evaluation"]
+    terms = evaluation["train-training-error"], evaluation["novel-half-distance"]
     assert f"{terms[0]:.3f} │ {terms[1]:.3f} │ {sum(terms):.3f}" in got
 
 

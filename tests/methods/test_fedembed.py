@@ -569,7 +569,7 @@ def test_an_assignment_that_noise_does_not_cover_must_be_said_and_is_named(
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert f"not covered: {named}" in summary["privacy"]["terms"]
     assert "scores of evaluations" in summary["privacy"]["terms"]
-    assert summary["train"]["f1"] > 0
+    assert summary["evaluation"]["train-f1"] > 0
     assert summary["per_client"] == {}
     assert summary["dropped_replies"] is None
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():

@@ -100,9 +100,9 @@ def test_the_card_has_front_matter_scores_and_the_way_to_use_it(folder):
     assert front["library_name"] == "fedapps" and "tent" in front["tags"]
     (index,) = front["model-index"]
     scores = {m["name"]: m["value"] for r in index["results"] for m in r["metrics"]}
-    summary = read_json(folder / "summary.json")
-    assert scores["accuracy of novel clients (mean)"] == summary["novel"]["accuracy"]
-    assert scores["accuracy of training clients (mean)"] == summary["train"]["accuracy"]
+    evaluation = read_json(folder / "summary.json")["evaluation"]
+    assert scores["accuracy of novel clients (mean)"] == evaluation["novel-accuracy"]
+    assert scores["accuracy of training clients (mean)"] == evaluation["train-accuracy"]
     assert f'snapshot_download("{REPO}")' in text and "num-clients=" in text
     assert str(folder) not in text
 
@@ -112,6 +112,7 @@ def test_the_card_has_the_scores_of_the_round_whose_model_is_saved(folder, tmp_p
     release does not say what training clients had there; it does where the rounds are the same."""
     run = FinishedRun(folder)
     best, saved = {"accuracy": 0.9, "clients": 2}, {"accuracy": 0.7, "clients": 2}
+    del run.summary["evaluation"]
     run.summary |= {"best_round": 1, "novel_round": 3, "novel": {"accuracy": 0.6, "clients": 2}}
     run.summary |= {"train": best, "saved_model_train": saved}
 
