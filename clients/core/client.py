@@ -7,7 +7,7 @@ messages (`clients.core.protocol`)."""
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
@@ -23,7 +23,6 @@ from clients.core.draws import Draws
 from clients.core.evaluation import (
     CRITERIA,
     Choice,
-    Streaming,
     by_parts,
     score_parts,
     score_samples,
@@ -87,7 +86,7 @@ class OwnSteps(Protocol):
 has_cuda = cache(torch.cuda.is_available)
 
 
-class Client(Streaming, Configured, NumPyClient):
+class Client(Configured, NumPyClient):
     """One client with its model and its share of the data.
 
     `client` is the client's id. `initial` holds the arrays that the model starts from; by default
@@ -143,6 +142,9 @@ class Client(Streaming, Configured, NumPyClient):
     also_scores_global_model = False
     # `predict` itself splits inputs into batches of `novel_batch`.
     batchwise = False
+    # An `update` continues from the previous one. A method in which a setting decides this has a
+    # property of this name.
+    supports_streaming = False
 
     # What a method declares about messages and state
 
@@ -269,7 +271,8 @@ class Client(Streaming, Configured, NumPyClient):
         self.own_scores: Mapping[str, OwnScore] = {}
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
-        self.stream = {}
+        # The tensors that the previous updates hand to the next one; {} before the first update.
+        self.stream: dict[str, Tensor] = {}
         # Of the last prediction: metrics of its adaptation, which correction was chosen if the
         # method chooses, and logits (n, C) before its end.
         self.adaptation_metrics: Metrics = {}
@@ -369,6 +372,17 @@ class Client(Streaming, Configured, NumPyClient):
         """Logits (n, C) of the inputs x (n, *shape). A method may adapt the model to x first."""
         return by_parts(self.model, self.parts(x))
 
+    def update(self, x: Tensor) -> Tensor:
+        """Logits (n, C) of the next inputs x (n, *shape) after adaptation to x.
+
+        If the method `supports_streaming`, the model is adapted to all previous inputs too. The
+        size of `stream` does not grow."""
+        return self.predict(x)
+
+    def personal_model(self, x: Tensor) -> nn.Module:
+        """A copy, in evaluation mode, of the network that made the last prediction, that of x."""
+        return deepcopy(self.model).eval()
+
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """x in parts of at most about `pass_megabytes`, to bound memory."""
         count = num_parts(x.shape, self.pass_megabytes)
@@ -387,6 +401,14 @@ class Client(Streaming, Configured, NumPyClient):
         if self.also_scores_global_model and not self.scored_as_novel:
             metrics |= self._score_as_novel(arrays, config, select)
         return loss, labeled, metrics
+
+    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
+        """The personal network, and its logits (n, C) for all the client's inputs."""
+        self.begin("evaluate", config)
+        self.receive(arrays, config)
+        x, _ = self.share.everything.to(self.device)[:]
+        logits = self.update(x)
+        return self.personal_model(x), logits
 
     @property
     def scored_as_novel(self) -> bool:
@@ -447,6 +469,20 @@ class Client(Streaming, Configured, NumPyClient):
                 shared[name] = array
         self.state |= prefixed("personal", personal)
         return shared
+
+    def mean_so_far(self, new: Mapping[str, Tensor], count: int = 1) -> dict[str, Tensor]:
+        """Update the running means in `stream` by `count` further terms, whose means are `new`.
+
+        Returns the running means."""
+        count_before = int(self.stream.get("count", 0))
+        n = count_before + count
+        mean = dict(new)
+        if count_before:
+            for name, value in new.items():
+                previous = self.stream[name]
+                mean[name] = previous + (value - previous) * count / n
+        self.stream = mean | {"count": torch.tensor(n)}
+        return mean
 
     @property
     def _tunes(self) -> bool:

@@ -7,17 +7,15 @@ samples."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from clients.core.arrays import Arrays
 from clients.core.criterion import Criterion
-from clients.core.protocol import COUNTS, TRAINING_ERROR, VALUE_SUMS, Config, Metrics
+from clients.core.protocol import COUNTS, TRAINING_ERROR, VALUE_SUMS, Metrics
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES, Targets
 from partitions.shares import SUB_POPULATION, Samples, Share, labeled_rows
 
@@ -322,53 +320,3 @@ def by_parts(forward: Callable[[Tensor], Tensor], parts: Iterable[Tensor]) -> Te
     """`forward` of each part, without gradients; the results are concatenated."""
     with torch.no_grad():
         return torch.cat([forward(part) for part in parts])
-
-
-class Streaming:
-    """The part of a client that serves a stream of inputs, by one update after another."""
-
-    # Whether an update continues from the previous one. A method in which a setting decides this
-    # overrides it by a property.
-    supports_streaming = False
-
-    # The tensors that the previous updates hand to the next one; {} before the first update.
-    stream: dict[str, Tensor]
-    model: nn.Module
-    share: Share
-    device: str
-    predict: Callable[[Tensor], Tensor]
-    receive: Callable[[Arrays, Config], None]
-    begin: Callable[[str, Config], None]
-
-    def update(self, x: Tensor) -> Tensor:
-        """Logits (n, C) of the next inputs x (n, *shape) after adaptation to x.
-
-        If the method `supports_streaming`, the model is adapted to all previous inputs too. The
-        size of `stream` does not grow."""
-        return self.predict(x)
-
-    def personal_model(self, x: Tensor) -> nn.Module:
-        """A copy, in evaluation mode, of the network that made the last prediction, that of x."""
-        return deepcopy(self.model).eval()
-
-    def serve(self, arrays: Arrays, config: Config) -> tuple[nn.Module, Tensor]:
-        """The personal network, and its logits (n, C) for all the client's inputs."""
-        self.begin("evaluate", config)
-        self.receive(arrays, config)
-        x, _ = self.share.everything.to(self.device)[:]
-        logits = self.update(x)
-        return self.personal_model(x), logits
-
-    def mean_so_far(self, new: Mapping[str, Tensor], count: int = 1) -> dict[str, Tensor]:
-        """Update the running means in `stream` by `count` further terms, whose means are `new`.
-
-        Returns the running means."""
-        count_before = int(self.stream.get("count", 0))
-        n = count_before + count
-        mean = dict(new)
-        if count_before:
-            for name, value in new.items():
-                previous = self.stream[name]
-                mean[name] = previous + (value - previous) * count / n
-        self.stream = mean | {"count": torch.tensor(n)}
-        return mean
