@@ -1,7 +1,8 @@
-"""Our FedTTA, FedTTA-Prox and FedTTA++ beside the code of Ye et al. (UPFL), which
-FEDAPPS_AUTHORS_DIR/FedTTA holds (github.com/anonymous-federated-learning/code, commit 840b24d).
-In float64, with the settings of experiments/fedtta/table1-mnist.toml and the released program's
-other defaults. Their FedTTA++ multiplies log2 p by the patience counter, not by p. Needs `higher`.
+"""Our FedTTA, FedTTA-Prox, FedTTA++, HeteroFedTTA and HeteroTENT beside the code of Ye et al.
+which FEDAPPS_AUTHORS_DIR/FedTTA holds (github.com/anonymous-federated-learning/code, commit
+840b24d). In float64, with the settings of experiments/fedtta/table1-mnist.toml and, for networks of
+several sizes, figure5-lambda.toml, and the released program's other defaults. Their FedTTA++
+multiplies log2 p by the patience counter, not by p. Needs `higher`.
 
 FEDAPPS_AUTHORS_DIR=… pytest -n0 -m slow tests/test_authors_fedtta.py"""
 
@@ -20,7 +21,10 @@ import torch
 from small_runs import share
 
 from clients.core.protocol import LR_FACTOR, lr_factor
+from clients.methods import fedmd
+from clients.methods.fedmd import HeteroTENTClient
 from clients.methods.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAProxClient
+from clients.methods.heterofedtta import HeteroFedTTAClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
 from partitions.shares import Samples
@@ -32,7 +36,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not FOLDER.is_dir(), reason="FEDAPPS_AUTHORS_DIR names no such folder"),
 ]
-EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedtta" / "table1-mnist.toml"
+EXPERIMENTS = Path(__file__).parents[1] / "experiments" / "fedtta"
+EXPERIMENT = EXPERIMENTS / "table1-mnist.toml"
 ROUND = 37  # counted from 0: rates × 0.99 ** 3.7
 # Imported and not needed.
 UNUSED = (
@@ -45,6 +50,10 @@ METHODS = {
     "fedtta": ("fedtta", FedTTAClient),
     "fedtta-prox": ("fedtta_prox", FedTTAProxClient),
     "fedtta++": ("fedtta_pp", FedTTAPlusPlusClient),
+}
+HETERO = {
+    "heterofedtta": ("hetero_fedtta", HeteroFedTTAClient),
+    "heterotent": ("hetero_tent", HeteroTENTClient),
 }
 
 
@@ -60,6 +69,9 @@ def authors(monkeypatch):
             method: importlib.import_module(f"algorithm.{folder}.client")
             for method, (folder, _) in METHODS.items()
         }
+        for method in HETERO:
+            module = f"algorithm.{HETERO[method][0]}.client"
+            clients[method] = importlib.import_module(module)
         clients["utils"] = importlib.import_module("utils.utils")
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -135,8 +147,8 @@ def both(authors, method, samples, *, model="mlp", steps=6, head=1.0, phi=None, 
     return theirs, ours, round_config
 
 
-def agree(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+def agree(found, expected, rtol=1e-7, atol=1e-9):
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -269,3 +281,98 @@ def absolute(phi):
         first[:10], first[10:20] = torch.eye(10), -torch.eye(10)
         for weight in others:
             weight.copy_(torch.eye(32))
+
+
+# Networks of several sizes, inside FedMD
+
+PUBLIC, PUBLIC_BATCH, DIGEST_EPOCHS = 110, 50, 2  # their server's passes keep the order of samples
+
+
+def both_of_one_size(authors, monkeypatch, method, samples, public, steps=6):
+    """Their client and ours on a network of the middle size, and the message's config."""
+    folder, cls = HETERO[method]
+    table = tomllib.loads((EXPERIMENTS / "figure5-lambda.toml").read_text("utf-8"))
+    known = table[method] | {"weight-decay": table["weight-decay"]}
+    known = {name.replace("-", "_"): value for name, value in known.items()}
+    known["public_batch_size"] = PUBLIC_BATCH
+    rate = known.setdefault("lr", table["lr"])
+    config = SimpleNamespace(
+        cuda_no=-1, algorithm=folder, num_classes=10, local_iters=steps, inner_iters=1,
+        finetune_iters=1, local_distillation_epochs=DIGEST_EPOCHS, model="mnist-2nn",
+        inner_lr=known.get("inner_lr"), outer_lr=rate, lr=rate, loss_nn_lr=known.get("adapt_lr"),
+        inner_lr_decay=0.99, outer_lr_decay=0.99, lossnn_lr_decay=0.99, lr_decay=0.99,
+        inner_decay_step=10, outer_decay_step=10, lossnn_decay_step=10, decay_step=10,
+        base_distillation=HeteroFedTTAClient.base_weight,
+    )  # fmt: skip
+    module = authors[method]
+    make = module.select_model
+    monkeypatch.setattr(module, "select_hetero_model", lambda config, model_type: make(config))
+    theirs = module.CLIENT(1, None, None, None, config)  # the second of three sizes
+    model = build_model("mlp", (1, 28, 28), 10, 0)
+    pairs = [(model, theirs.model)]
+    if method == "heterofedtta":
+        model = Adaptable(model, Adaptation(10, 64))
+        pairs = [(model.base, theirs.model), (model.adaptation, theirs.loss_nn)]
+    for part, network in pairs:
+        named = zip(part.state_dict(), network.state_dict().values(), strict=True)
+        part.load_state_dict(dict(named))
+    held = replace(share(samples.x, samples.y), train=samples, public=public)
+    monkeypatch.setattr(fedmd, "Samples", lambda x, y, index, **_: Wide(x, y, index))
+    monkeypatch.setattr(fedmd, "batches", in_order)
+    ours = cls(model, held, local_steps=steps, **known)
+    monkeypatch.setattr(ours, "resume", lambda config: None)  # keeps the weights of above
+    round_config = {"server-round": ROUND + 1, LR_FACTOR: lr_factor(0.99, 10, ROUND + 1)}
+    ours.begin("train", round_config)
+    return theirs, ours, round_config, [network for _, network in pairs]
+
+
+def in_order(n, size, *, epochs, generator):
+    """Stands in for shuffled passes."""
+    return [*torch.arange(n).split(size)] * epochs
+
+
+def weights_of(networks):
+    return [p.detach() for network in networks for p in network.parameters()]
+
+
+@pytest.mark.parametrize("scale", [0.3, 6.0])
+@pytest.mark.parametrize("method", HETERO)
+def test_digest_and_revisit(authors, monkeypatch, method, scale):
+    """Passes over the public logits, then six steps on own samples. Logits are float32 here."""
+    samples, public = data(150, scale=scale), data(PUBLIC, scale=scale)
+    sets = ("logits/base", "logits/personalized") if method == "heterofedtta" else ("logits",)
+    teacher = {name: torch.randn(PUBLIC, 10, dtype=torch.float32) for name in sets}
+    theirs, ours, config, networks = both_of_one_size(authors, monkeypatch, method, samples, public)
+    columns = (public.x, public.y, *(t.double() for t in teacher.values()))
+    theirs.public_dataloader = [
+        tuple(column[rows] for column in columns)
+        for rows in torch.arange(PUBLIC).split(PUBLIC_BATCH)
+    ]
+    before = [p.clone() for p in weights_of(networks)]
+    theirs.train(ROUND, digest=True, revisit=False)
+    ours.digest({n: t.numpy() for n, t in teacher.items()}, config, 2 * DIGEST_EPOCHS)
+    agree([p.detach() for p in ours.model.parameters()], weights_of(networks), 1e-5, 1e-7)
+    assert all(not torch.equal(p, q) for p, q in zip(weights_of(networks), before, strict=True))
+    theirs.train_loader = Loader(samples, ours.rows(config))
+    theirs.train(ROUND, digest=False, revisit=True)
+    ours.train({}, config)
+    agree([p.detach() for p in ours.model.parameters()], weights_of(networks), 1e-5, 1e-7)
+
+
+@pytest.mark.parametrize("method", HETERO)
+def test_public_logits(authors, monkeypatch, method):
+    """Of the base model, and of the model after one step to the whole public set."""
+    samples, public = data(150, scale=1.0), data(PUBLIC, scale=1.0)
+    theirs, ours, _, networks = both_of_one_size(authors, monkeypatch, method, samples, public)
+    loader = Loader(public, torch.arange(PUBLIC).split(PUBLIC_BATCH))
+    options = {"round_th": ROUND, "data_loader": loader, "return_finetuned_model": True}
+    if method == "heterofedtta":
+        options["loss_nn"] = theirs.loss_nn
+    adapted = theirs.finetune(model=theirs.model, **options).eval()
+    found = ours.communicate()
+    with torch.no_grad():
+        expected = [adapted(public.x)]
+        if method == "heterofedtta":
+            expected = [networks[0].eval()(public.x), *expected]
+    agree([logits.detach() for logits in found.values()], expected)
+    assert (expected[-1] - networks[0](public.x)).abs().max() > 1e-3
