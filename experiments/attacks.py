@@ -26,7 +26,8 @@ from fedapps.clientapp import make_client
 from fedapps.common.seeds import seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.bridge import method_of, register, reply_of
+from fedapps.node.bridge import register, reply_of
+from fedapps.node.context import method_of
 from fedapps.results.gains import HARM
 from fedapps.serverapp import run
 from fedapps.settings.config import Config, defaults, parse_override

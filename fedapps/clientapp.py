@@ -19,8 +19,8 @@ from fedapps.common.seeds import seed_of
 from fedapps.common.threads import one_thread
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
-from fedapps.node.bridge import method_of, opening_error, register, reply_of
-from fedapps.node.context import identity, is_simulated
+from fedapps.node.bridge import opening_error, register, reply_of
+from fedapps.node.context import identity, is_simulated, method_of
 from fedapps.node.ledger import agreed_terms, protected
 from fedapps.service import served_node as service
 from fedapps.service.stream import CLIENT

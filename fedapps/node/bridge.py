@@ -16,13 +16,11 @@ from safetensors.numpy import load_file
 
 from clients.core.arrays import Arrays, filled, from_record, reply_with, to_metrics, to_record
 from clients.core.client import Client
-from clients.core.privacy import settings_of
 from clients.core.protocol import (
     CAPABILITIES,
     CLIENT,
     DOMAIN,
     LOSS,
-    METHOD,
     NUM_EXAMPLES,
     RESTORE_STATE,
     RUN_TOKEN,
@@ -33,7 +31,7 @@ from clients.core.protocol import (
 )
 from fedapps.common.errors import brief
 from fedapps.files import locked, write_arrays
-from fedapps.node.context import identity, raises_errors, reason_of
+from fedapps.node.context import identity, method_of, raises_errors, reason_of
 
 # Keys in context.state, followed by the method: of a client's state, and of the part of it that
 # stays when another method follows.
@@ -45,11 +43,6 @@ def register(app: ClientApp, message_type: str, handler: ClientAppCallable) -> N
     """Let `handler` answer the messages of that type, such as "query" or "train.more"."""
     category, _, action = message_type.partition(".")
     getattr(app, category)(action or "default")(handler)
-
-
-def method_of(message: Message, context: Context) -> str:
-    """The method whose client answers: the message's ``method``, else the run's."""
-    return str(settings_of(message).get(METHOD, context.run_config.get("method", "")))
 
 
 def opening_error(error: Exception, message: Message, context: Context) -> Message:

@@ -1,10 +1,12 @@
-"""What a node's context says: who its client is, whether it is simulated, and what the server may
-know of its errors."""
+"""What a node's context says: who its client is, of which method, whether it is simulated, and what
+the server may know of its errors."""
 
 import sys
 
-from flwr.app import Context
+from flwr.app import Context, Message
 
+from clients.core.privacy import settings_of
+from clients.core.protocol import METHOD
 from fedapps.common.errors import described
 
 SIMULATED = "simulated"  # key of a node's configuration: SIMULATION in that of a virtual client
@@ -27,6 +29,11 @@ SIMULATION = SimulationMark(True)
 def identity(context: Context) -> int:
     """The client's id: that of its partition, else that of its node."""
     return int(context.node_config.get("partition-id", context.node_id))
+
+
+def method_of(message: Message, context: Context) -> str:
+    """The method whose client answers: the message's ``method``, else the run's."""
+    return str(settings_of(message).get(METHOD, context.run_config.get("method", "")))
 
 
 def reason_of(error: Exception | SystemExit, context: Context) -> str:
