@@ -4,6 +4,7 @@ Both raise KeyboardInterrupt in the main thread. A command exits with 130 after 
 after SIGTERM, as shells report them, whatever is raised while it ends. A library that sets
 handlers, such as Ray, is called inside `handlers_kept`."""
 
+import ctypes
 import signal
 import sys
 import threading
@@ -13,6 +14,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
+ACTION_BYTES = 256  # more than a sigaction structure of any system has
+GUARD_SECONDS = 0.001
 Handler = Callable[[int, FrameType | None], Any]
 Result = TypeVar("Result")
 
@@ -102,6 +105,40 @@ def handlers_kept() -> Iterator[None]:
         yield
     finally:
         _set(handlers)
+
+
+@contextmanager
+def guarded_in_c(number: int = signal.SIGTERM) -> Iterator[None]:
+    """Inside, a handler that a C library sets is replaced by the former one within milliseconds.
+
+    Python's `signal` does not see such a handler. It would be called until the library returns to
+    the main thread: Ray's prints a dump and aborts."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "sigaction"):  # Windows
+        yield
+        return
+    over = threading.Event()
+    former = _action(libc, number)
+
+    def guard() -> None:
+        while not over.wait(GUARD_SECONDS):
+            if _action(libc, number).raw != former.raw:
+                libc.sigaction(number, former, None)
+
+    thread = threading.Thread(target=guard, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _action(libc: ctypes.CDLL, number: int) -> "ctypes.Array[ctypes.c_char]":
+    """The system's structure with what the process does at the signal."""
+    action = ctypes.create_string_buffer(ACTION_BYTES)
+    libc.sigaction(number, None, action)
+    return action
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from fedapps.common.resources import num_cpus
-from fedapps.common.signals import handlers_kept, raise_swallowed
+from fedapps.common.signals import guarded_in_c, handlers_kept, raise_swallowed
 from fedapps.engines.in_process_grid import Pause, Simulated
 from fedapps.engines.jobs import Apps
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
@@ -126,7 +126,8 @@ def _init(**options: Any) -> None:
     import ray
 
     try:
-        with handlers_kept():  # Ray's handler would end the process in the middle of a message
+        # Ray's handlers would end the process in the middle of a message, or abort it.
+        with handlers_kept(), guarded_in_c():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except SystemExit as error:  # the signal came after Ray had set its handler
         if error.code == signal.SIGTERM:

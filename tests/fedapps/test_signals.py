@@ -1,8 +1,10 @@
 """SIGTERM and Ctrl-C: one place handles them for every command."""
 
+import faulthandler
 import os
 import signal
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from fedapps.common import signals
 from fedapps.common.signals import (
     Terminated,
     delayed,
+    guarded_in_c,
     handlers_kept,
     interrupt,
     interrupts,
@@ -229,6 +232,20 @@ def test_a_signal_that_meets_rays_own_handler_is_one_of_the_command(monkeypatch)
     with sigterm_raises(interrupt), pytest.raises(Terminated):
         ray_engine._init()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_that_c_code_sets_is_replaced(tmp_path):
+    """As that of `faulthandler`, which `signal` does not see."""
+    with (tmp_path / "dump").open("w") as file, sigterm_raises(interrupt):
+        try:
+            with guarded_in_c(), pytest.raises(Terminated):
+                faulthandler.register(signal.SIGTERM, file)
+                assert signal.getsignal(signal.SIGTERM) is interrupt
+                time.sleep(0.2)  # the guard looks every millisecond
+                signal.raise_signal(signal.SIGTERM)
+        finally:
+            faulthandler.unregister(signal.SIGTERM)
+    assert not (tmp_path / "dump").read_text()
 
 
 @pytest.mark.parametrize("number", NUMBERS)
