@@ -55,7 +55,6 @@ class TENTClient(Client):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.unit = math.log(2) if self.bits else 1.0  # unit of the entropy, in nats
         # The `state_dict` of the model that made the last prediction.
         self._adapted_weights: dict[str, Tensor] = {}
 
@@ -67,22 +66,29 @@ class TENTClient(Client):
     def update(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the model adapted to x, from the parameters after the last update."""
         received = self._copied_weights()
-        self.model.load_state_dict(self.stream, strict=False)
+        if self.stream:
+            self.model.load_state_dict(self.stream, strict=False)
         batch_statistics(self.model, len(x) > 1)  # one sample has no variance
         self.prepare_steps(x)
         adapted = self.trainable()
         optimizer = SGD(adapted, self.adapt_lr or self.lr, weight_decay=self.weight_decay)
         self.intermediate_logits = {}
-        for _ in range(self.adapt_steps):
+        parts = self.parts(x)
+        for step in range(self.adapt_steps):
             optimizer.zero_grad()
             logits_of_parts = []
-            for number, part in enumerate(self.parts(x)):
+            for number, part in enumerate(parts):
                 z = self.model(part)
-                weight = len(part) / len(x)
-                (self.objective(z, number) * weight / self.unit).backward()
+                objective = self.objective(z, number)
+                # To multiply and divide by 1 would take a tenth of a small network's step.
+                if len(parts) > 1:
+                    objective = objective * (len(part) / len(x))
+                if self.bits:
+                    objective = objective / math.log(2)
+                objective.backward(inputs=adapted)
                 logits_of_parts.append(z.detach())
-            # Only before the first step.
-            self.intermediate_logits.setdefault("base", torch.cat(logits_of_parts))
+            if step == 0:
+                self.intermediate_logits["base"] = torch.cat(logits_of_parts)
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
