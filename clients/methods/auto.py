@@ -50,7 +50,7 @@ from clients.core.decision.evidence import (
     sample_evidence,
     statistics_descriptor,
 )
-from clients.core.decision.fit import SOFTMAX, LabelShiftFit, Statistics
+from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.moments import Blocks, class_sums, residual
 from clients.core.decision.played import SIZES, newcomers
 from clients.core.decision.tallies import (
@@ -132,7 +132,6 @@ class AutoClient(HoldingOut):
         self.blocks = Blocks((*(layers or [self.head.in_features]), classes, NUM_LAST))
         self.source: Arrays = {}
         self.rule: Arrays = {}
-        self._fits: dict[int, LabelShiftFit] = {}
         self._correction: Tensor | Changes | None = None
 
     @classmethod
@@ -147,7 +146,6 @@ class AutoClient(HoldingOut):
         """Load the model; keep the server's statistics and rule."""
         self.source = group(arrays, SOURCE)
         self.rule = group(arrays, RULE)
-        self._fits = {}
         network: Arrays = {}
         for name, array in arrays.items():
             if not name.startswith((f"{SOURCE}/", f"{RULE}/")):
@@ -282,10 +280,8 @@ class AutoClient(HoldingOut):
         n = len(x)
         statistics = self.statistics()
         phi, base = self.inner_values(x)
-        views, q_bbse, q_after = self.views(x, base)
-        if n not in self._fits:
-            self._fits[n] = LabelShiftFit(statistics, n)
-        fit = self._fits[n]
+        views, q_bbse, q_after = self.views(x, base, statistics)
+        fit = shared_fit(statistics, n)
         phi_mean = phi.mean(0)
         q = fit.proportions(phi_mean)
         misfit_of_prior = fit.misfits(phi_mean, statistics.prior)[SOFTMAX]
@@ -322,11 +318,10 @@ class AutoClient(HoldingOut):
         )
 
     def views(
-        self, x: Tensor, base: Tensor
+        self, x: Tensor, base: Tensor, statistics: Statistics
     ) -> tuple[dict[str, Tensor], np.ndarray, dict[str, np.ndarray]]:
         """The logits (n, C) of each corrected network; q of BBSE; q of EM on each network with
         mixed statistics."""
-        statistics = self.statistics()
         log_prior = torch.from_numpy(np.log(statistics.prior)).to(base)
         classes = base.argmax(1).cpu().numpy()
         m = np.bincount(classes, minlength=base.shape[1]) / len(classes)

@@ -13,8 +13,23 @@ from clients.core.decision.changes import (
     Changer,
     named_changes,
 )
-from clients.core.decision.choice import KEEP, LABEL_SHIFT, OUTSIDE, Case, Rule, best, decide
-from clients.core.decision.fit import LabelShiftFit, Statistics, nearest_mixture
+from clients.core.decision.choice import (
+    KEEP,
+    LABEL_SHIFT,
+    NEVER,
+    OUTSIDE,
+    Case,
+    Rule,
+    best,
+    decide,
+)
+from clients.core.decision.fit import (
+    MOST_SHARED,
+    LabelShiftFit,
+    Statistics,
+    nearest_mixture,
+    shared_fit,
+)
 from clients.core.decision.logistic import gradient_and_hessian, probabilities
 from clients.core.decision.moments import (
     Blocks,
@@ -137,6 +152,22 @@ def test_misfit_by_hand():
     q = fit.proportions(mean)
     assert q == pytest.approx([0.75, 0.25])
     assert fit.misfits(mean, q).max() < -20
+
+
+def test_clients_share_the_fits_of_the_same_statistics_alone():
+    def given(between):
+        return statistics([[0] * 3, [1] * 3], [4] * 3, [between] * 3, (1, 1, 1))
+
+    first = shared_fit(given(1), 4)
+    assert shared_fit(given(1), 4) is first and shared_fit(given(1), 5) is not first
+    other = shared_fit(given(2), 4)
+    mean = np.array([3.0, 3.0, 3.0])
+    q = np.array([0.5, 0.5])
+    assert other.misfits(mean, q).tolist() == LabelShiftFit(given(2), 4).misfits(mean, q).tolist()
+    assert other.misfits(mean, q).tolist() != first.misfits(mean, q).tolist()
+    for n in range(5, 5 + MOST_SHARED):
+        shared_fit(given(2), n)
+    assert shared_fit(given(2), 4) is not other
 
 
 def drawn_clients(draw, means, q, n, count, moved=0.0):
@@ -344,7 +375,9 @@ def test_probabilities_by_hand():
 def test_the_choice_by_hand(win_rates, able, k, expected):
     """n = 100, and the candidates change 10 and 40 of them."""
     changed = np.array([0.1, 0.4])
-    assert best(100, changed, np.array(win_rates), np.array(able), k) == expected
+    ks = np.array([NEVER, k])
+    choices = best(100, changed, np.array(win_rates), np.array(able), ks)
+    assert choices.tolist() == [KEEP, expected]
 
 
 NOTHING, LOST, WON = 0, evidence.BASE, evidence.CANDIDATE

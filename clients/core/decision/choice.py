@@ -168,13 +168,15 @@ class Rule:
         return np.array(rates)
 
 
-def best(n: int, changed: np.ndarray, win_rates: np.ndarray, able: np.ndarray, k: float) -> int:
-    """The choice among candidates that are `able` (J,), by n, d (J,) and w (J,); else KEEP."""
-    eligible = able & (win_rates * np.sqrt(n * changed) >= k)
-    eligible &= n * changed * win_rates >= LEAST_INPUTS_WON
-    if not eligible.any():
-        return KEEP
-    return int(np.where(eligible, changed * win_rates, -np.inf).argmax())
+def best(
+    n: int, changed: np.ndarray, win_rates: np.ndarray, able: np.ndarray, ks: np.ndarray
+) -> np.ndarray:
+    """The choice (K,) by each k (K,) among candidates that are `able` (J,), by n, d (J,) and
+    w (J,); else KEEP."""
+    eligible = win_rates * np.sqrt(n * changed) >= ks[:, None]
+    eligible &= able & (n * changed * win_rates >= LEAST_INPUTS_WON)
+    first = np.where(eligible, changed * win_rates, -np.inf).argmax(1)
+    return np.where(eligible.any(1), first, KEEP)
 
 
 def able_in(regime: int, candidates: Sequence[str]) -> np.ndarray:
@@ -198,8 +200,8 @@ def decide(rule: Rule, case: Case, candidates: Sequence[str]) -> Decision:
     assert rule.guard is not None
     regime = rule.regime(case)
     rates = rule.win_rates(case)
-    k = float(rule.guard[regime])
-    choice = best(case.n, case.changed, rates, able_in(regime, candidates), k)
+    k = rule.guard[regime : regime + 1]
+    choice = int(best(case.n, case.changed, rates, able_in(regime, candidates), k)[0])
     return Decision(choice, rule.misfit(case), regime, case.changed, rates)
 
 
@@ -209,9 +211,11 @@ def harm_by_k(
     """The regime of a played newcomer, and whether each k of the grid (K,) would harm it (K,)."""
     regime = rule.regime(case)
     rates = rule.win_rates(case)
-    able = able_in(regime, candidates)
-    harm = [case.harmed(best(case.n, case.changed, rates, able, float(k))) for k in grid]
-    return regime, np.array(harm, float)
+    choices = best(case.n, case.changed, rates, able_in(regime, candidates), grid)
+    harm = np.zeros(len(grid))
+    for choice in np.unique(choices):
+        harm[choices == choice] = case.harmed(int(choice))
+    return regime, harm
 
 
 # Played newcomers as arrays, which a client keeps between messages

@@ -19,6 +19,7 @@ SHRINKAGE = 0.03  # weight of the identity in Σ_l, relative to the mean varianc
 SMALLEST = 1e-12  # variance and squared distance, so that a constant φ_l divides nothing by 0
 FITTED = (-3, -2)  # the blocks that decide q: the last layer, the softmax
 SOFTMAX = -2  # the block of the mean prediction
+MOST_SHARED = 16  # fits that the clients of a process share: one has d_l² numbers for each block
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,16 @@ class Statistics:
     between: np.ndarray
     confusion: np.ndarray
     prior: np.ndarray
+
+    def equals(self, other: "Statistics") -> bool:
+        """Whether all numbers are the same."""
+        return self.blocks == other.blocks and all(
+            map(np.array_equal, self.arrays(), other.arrays())
+        )
+
+    def arrays(self) -> list[np.ndarray]:
+        """M, S, B, K and π."""
+        return [self.means, self.within, self.between, self.confusion, self.prior]
 
 
 class LabelShiftFit:
@@ -69,6 +80,22 @@ class LabelShiftFit:
             squared_distance = np.square(target - q @ means).sum()
             misfits.append(np.log(max(squared_distance, SMALLEST) / len(target)))
         return np.array(misfits)
+
+
+_shared: dict[int, LabelShiftFit] = {}  # by n, the oldest first; all have the same statistics
+
+
+def shared_fit(statistics: Statistics, n: int) -> LabelShiftFit:
+    """The fit of clients with n inputs. The clients of a process share the newest fits, since a
+    server sends all of them the same statistics."""
+    oldest = next(iter(_shared.values()), None)
+    if oldest is not None and not oldest.statistics.equals(statistics):
+        _shared.clear()
+    if n not in _shared:
+        if len(_shared) == MOST_SHARED:
+            del _shared[next(iter(_shared))]
+        _shared[n] = LabelShiftFit(statistics, n)
+    return _shared[n]
 
 
 def covariance(matrix: np.ndarray) -> np.ndarray:

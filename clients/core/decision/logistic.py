@@ -27,11 +27,10 @@ def gradient_and_hessian(
     p = probabilities(features, theta)
     happened = np.stack([outcomes == CANDIDATE, outcomes == BASE], axis=1)
     gradient = (happened - p).T @ features
-    blocks = []
+    size = features.shape[1]
+    hessian = np.empty((2, size, 2, size))
     for k in range(2):
-        row = []
         for other in range(2):
             weight = p[:, k] * ((k == other) - p[:, other])
-            row.append((features * weight[:, None]).T @ features)
-        blocks.append(row)
-    return gradient.ravel(), np.block(blocks)
+            hessian[k, :, other] = (features * weight[:, None]).T @ features
+    return gradient.ravel(), hessian.reshape(2 * size, 2 * size)
