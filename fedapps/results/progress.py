@@ -35,6 +35,7 @@ class Display:
             TimeElapsedColumn(),
             TextColumn("{task.fields[news]}", table_column=Column()),
             console=console,
+            auto_refresh=console.is_terminal or console.is_jupyter,  # elsewhere no bar is live
         )
         self._tasks = {}  # a bar by the job's name
         self._news: dict[
