@@ -112,8 +112,9 @@ def test_rows_by_settings_compare_on_the_same_split_alone(tmp_path):
 
 def test_the_last_round_and_test_samples_are_other_scores(tmp_path):
     file = leave(tmp_path, "tent", 0, [0.9, 0.7], last=[0.5, 0.1]) / "summary.json"
-    train = {"accuracy": 0.8, "test_accuracy": 0.6, "clients": 2}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"train": train}))
+    summary = json.loads(file.read_text())
+    summary["evaluation"] |= {"train-accuracy": 0.8, "train-test-accuracy": 0.6}
+    file.write_text(json.dumps(summary))
     best = lines(tmp_path)[0]
     assert best["train-accuracy", "tent"].mean == pytest.approx(80)
     assert best["train-test-accuracy", "tent"].mean == pytest.approx(60)

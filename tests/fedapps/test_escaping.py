@@ -90,7 +90,9 @@ LONG, DEEP = "9" * 5000, "[" * 5000 + "]" * 5000
 @pytest.mark.parametrize(
     ("file", "place", "text"),
     [
-        ("summary.json", '"train": {', '"train": [1], "x": {'),
+        ("summary.json", '"evaluation": {', '"train": [1], "x": {'),  # of an earlier release
+        ("summary.json", '"evaluation": {', '"evaluation": [1], "x": {'),
+        ("summary.json", '"train-accuracy": 0.625', '"train-accuracy": "much"'),
         ("summary.json", '"accuracy": 0.625', '"accuracy": "much"'),
         ("summary.json", '"per_client": {', '"per_client": {"0": "good"}, "x": {'),
         ("summary.json", '"role": "train"', '"role": "king"'),

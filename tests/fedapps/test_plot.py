@@ -133,7 +133,7 @@ def test_a_swept_f1_is_no_percentage(tmp_path):
     for size, f1 in ((16, 0.25), (64, 0.75)):
         run = leave(tmp_path, f"global batch-size={size}", 0, [])
         summary = json.loads((run / "summary.json").read_text())
-        groups = {"train": {"accuracy": None, "clients": 2, "f1": f1}, "per_client": {}}
+        groups = {"evaluation": {"train-accuracy": None, "train-f1": f1}, "per_client": {}}
         (run / "summary.json").write_text(json.dumps(summary | groups))
     (axis,) = swept(read_runs(tmp_path)[0], "batch-size").axes
     assert (axis.get_title(), axis.get_ylabel()) == ("F1", "F1")

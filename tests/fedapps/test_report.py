@@ -60,8 +60,9 @@ def test_columns_without_numbers_are_not_shown(tmp_path):
     over users 0.25 more."""
     for seed, f1 in enumerate((0.5, 0.7)):
         run = leave(tmp_path, "global", seed, [], train=[0.0], **{"train-fraction": 1.0})
-        train = {"accuracy": None, "clients": 0, "f1": f1, "f1_users": f1 + 0.25}
-        changed(run, train=train | {"f1_0": f1 - 0.25, "f1_1": f1 + 0.25}, novel=None)
+        scores = {"train-accuracy": None, "train-f1": f1, "train-f1-users": f1 + 0.25}
+        scores |= {"train-f1-0": f1 - 0.25, "train-f1-1": f1 + 0.25}
+        changed(run, evaluation=scores)
     runs = read_runs(tmp_path)[0]
     shown = results(runs)
     assert shown.columns == ["method", "F1", "F1, users", "rounds", "seconds", "MB down", "MB up"]

@@ -24,10 +24,11 @@ def leave_values(folder, label, seed, novel, *, train=(2.0, 4.0), curve=(), **se
     for evaluation in (summary, summary["last"]):
         for scores in evaluation["per_client"].values():
             scores["rmse"] = scores.pop("accuracy")
+        scores = evaluation["evaluation"]
         for role in ("train", "novel"):
-            if evaluation[role]:
-                evaluation[role]["rmse"] = evaluation[role].pop("accuracy")
-                evaluation[role]["r2"] = 0.5
+            if f"{role}-accuracy" in scores:
+                scores[f"{role}-rmse"] = scores.pop(f"{role}-accuracy")
+                scores[f"{role}-r2"] = 0.5
     (run / "summary.json").write_text(json.dumps(summary))
     lines = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(lines.replace("train-accuracy", "train-rmse"))
@@ -142,7 +143,7 @@ def test_figures_and_pages_name_the_score(tmp_path):
 def test_several_labels_have_f1_beside_the_accuracy(tmp_path):
     run = leave(tmp_path, "fedavg", 0, [0.5], train=(0.25,))
     summary = json.loads((run / "summary.json").read_text())
-    summary["train"] |= {"micro_f1": 0.75, "macro_f1": 0.5}
+    summary["evaluation"] |= {"train-micro-f1": 0.75, "train-macro-f1": 0.5}
     (run / "summary.json").write_text(json.dumps(summary))
     table = results(read_runs(tmp_path)[0])
     row = dict(zip(table.columns, table.rows[0], strict=True))
@@ -154,7 +155,7 @@ def test_several_labels_have_f1_beside_the_accuracy(tmp_path):
 def test_macro_f1_that_chooses_rounds_of_classes_has_no_column(tmp_path):
     run = leave(tmp_path, "fedavg", 0, [0.5])
     summary = json.loads((run / "summary.json").read_text())
-    summary["train"]["macro_f1"] = 0.5
+    summary["evaluation"]["train-macro-f1"] = 0.5
     (run / "summary.json").write_text(json.dumps(summary))
     assert not any("F1" in title for title in results(read_runs(tmp_path)[0]).columns)
 
@@ -167,7 +168,8 @@ def test_own_scores_have_columns_and_directions(tmp_path):
             run = leave(tmp_path, label, seed, [0.5], scores=names)
             summary = json.loads((run / "summary.json").read_text())
             further = 0.01 * seed * bias  # the differences differ by seed
-            summary["train"] |= {"good": good + further, "_bias": bias + further}
+            own = {"train-good": good + further, "train--bias": bias + further}
+            summary["evaluation"] |= own
             (run / "summary.json").write_text(json.dumps(summary))
     runs = read_runs(tmp_path)[0]
     table = results(runs)

@@ -5,12 +5,14 @@ import json
 import re
 
 import pytest
+from pydantic import ValidationError
 from rich.console import Console
 
 from fedapps.engines.jobs import Job
 from fedapps.results.formats import TextTable, as_rich
 from fedapps.results.progress import Display
 from fedapps.results.runs import runs_of
+from fedapps.results.schema import Summary
 from fedapps.results.table import results
 from fedapps.settings.config import defaults
 
@@ -154,6 +156,25 @@ def test_a_saved_model_of_another_round_is_told(tmp_path):
     assert "saved model" not in results(runs_of(jobs[2:])).caption
     old = job(tmp_path, 2, "ditto", train=first, novel=novel, best_round=1, novel_round=3)
     assert "saved model" not in results(runs_of([old])).caption
+
+
+def test_a_summary_of_an_earlier_release_has_present_names():
+    old = {
+        "train": {"accuracy": 0.5, "test_accuracy": 0.25},
+        "novel": None,
+        "saved_model_train": {"trimmed-accuracy": 0.75},
+        "last": {"train": {"accuracy": 0.1}, "novel": {"accuracy": 0.2, "sem": 0.05}},
+        "megabytes_per_client_round": {"down": 1.0, "up": 2.0},
+        "seconds": 3.0,
+        "rounds": 2,
+    }
+    summary = Summary.model_validate(old)
+    assert summary.evaluation == {"train-accuracy": 0.5, "train-test-accuracy": 0.25}
+    assert summary.saved_model_train == {"train-trimmed-accuracy": 0.75}
+    last = {"train-accuracy": 0.1, "novel-accuracy": 0.2, "novel-sem": 0.05}
+    assert summary.last.evaluation == last
+    with pytest.raises(ValidationError, match="no train-accuracy or train-rmse"):
+        Summary.model_validate(old | {"train": {"loss": 1.0}})
 
 
 def test_a_long_name_leaves_room_for_the_progress(tmp_path):

@@ -56,14 +56,16 @@ def of(file):
 def scores(train, novel):
     """Both groups as in a summary."""
     groups = {"train": train, "novel": novel}
-    means = {
-        role: {"accuracy": sum(values) / len(values), "clients": len(values)} if values else None
-        for role, values in groups.items()
-    }
+    evaluation = {}
+    for role, values in groups.items():
+        if values:
+            evaluation[f"{role}-accuracy"] = sum(values) / len(values)
+            evaluation[f"{role}-clients"] = len(values)
     everyone = [(role, value) for role, values in groups.items() for value in values]
-    return means | {
+    return {
+        "evaluation": evaluation,
         "per_client": {
             str(i): {"role": role, "accuracy": value, "examples": 10 + i}
             for i, (role, value) in enumerate(everyone)
-        }
+        },
     }
