@@ -3,7 +3,7 @@ runs the tests of other files that take the fixture `anywhere`."""
 
 import pytest
 import torch
-from small_runs import NEEDS, SMALL, federate, share
+from small_runs import ALL_SAMPLES, NEEDS, SMALL, federate, share
 from torch import nn
 
 from clients.core.sgd import SGD, Adam
@@ -43,7 +43,11 @@ def test_a_gpu_has_the_results_of_the_cpu(method):
 
 @pytest.mark.parametrize("model", ["mlp", "lenet", "convnet"])
 def test_a_cohort_has_the_results_of_clients_in_turn(model):
-    config = SMALL | {"model": model, "dataset": "mnist", "num-clients": 20, "device": "cuda"}
+    config = (
+        SMALL
+        | ALL_SAMPLES
+        | {"model": model, "dataset": "mnist", "num-clients": 20, "device": "cuda"}
+    )
     one, many = (
         run(InProcessGrid.simulation(app, config, 20, cohort), config, "in-process")
         for cohort in (1, 10)

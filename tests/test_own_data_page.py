@@ -12,7 +12,7 @@ import pytest
 import torch
 from documented_code import written
 from PIL import Image
-from small_runs import SMALL, fedapps, federate
+from small_runs import ALL_SAMPLES, SMALL, fedapps, federate
 
 from clients.models import build_model
 from fedapps.common import external_code
@@ -130,7 +130,7 @@ def said_of(line):
 @pytest.mark.usefixtures("code")
 @pytest.mark.parametrize("line", [line for line in LINES if line not in NOT_HERE])
 def test_a_line_reads_what_it_says(line, folder):
-    read = federation(override(SMALL, settings_of(line, folder)))
+    read = federation(override(SMALL | ALL_SAMPLES, settings_of(line, folder)))
     assert read.line.startswith(f"{N} rows, {said_of(line)}")
 
 
@@ -141,7 +141,7 @@ KINDS = {said_of(line): line for line in LINES if line not in NOT_HERE}  # a lin
 @pytest.mark.parametrize("line", KINDS.values())
 def test_each_kind_is_learnt(line, folder):
     changes = settings_of(line, folder)
-    result, _ = federate(**override(SMALL, changes | {"method": "fedavg", "seed": 1}))
+    result, _ = federate(**override(SMALL | ALL_SAMPLES, changes | {"method": "fedavg", "seed": 1}))
     before, after = (result.train_metrics_clientapp[r]["loss"] for r in (1, 2))
     assert after < before
 
@@ -157,7 +157,7 @@ def test_hospitals_are_the_clients(folder):
     lines = [line for line in LINES if "partition.column=folder" in line]
     assert len(lines) == 2
     for line in lines:
-        read = federation(override(SMALL, settings_of(line, folder)))
+        read = federation(override(SMALL | ALL_SAMPLES, settings_of(line, folder)))
         assert [len(read.share(client).everything) for client in range(3)] == [N // 3] * 3
         assert read.dataset.classes == ("benign", "malignant")
 
@@ -182,4 +182,4 @@ def test_a_folder_of_tables_names_what_to_write(folder, tmp_path):
         rows.to_csv(tmp_path / f"{hospital}.csv", index=False)
     changes = {"dataset": str(tmp_path), "label": "diagnosis", "partition": "iid"}
     with pytest.raises(ValueError, match=r"3 CSV files, such as north\.csv.*a column that names"):
-        federation(override(SMALL, changes))
+        federation(override(SMALL | ALL_SAMPLES, changes))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import SMALL, federate, share, update
+from small_runs import ALL_SAMPLES, SMALL, federate, share, update
 from torch import nn
 
 from clients.core.cohort import Cohort
@@ -40,7 +40,7 @@ def test_one_sample_and_batch_normalisation_is_refused_before_the_run(tmp_path):
     """Two samples a client; one validates."""
     x = np.random.default_rng(0).integers(0, 255, (8, 1, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "few.npz", x=x, y=np.arange(8) % 2)
-    config = SMALL | {"dataset": str(tmp_path / "few.npz"), "num-clients": 4}
+    config = SMALL | ALL_SAMPLES | {"dataset": str(tmp_path / "few.npz"), "num-clients": 4}
     config |= {"partition": "iid", "model": "convnet-atp"}
     with pytest.raises(ValueError, match=r"a client has one sample to train on, and convnet-atp"):
         check(config | {"method": "fedavg"})
@@ -49,7 +49,11 @@ def test_one_sample_and_batch_normalisation_is_refused_before_the_run(tmp_path):
 def test_inputs_without_a_deviation_cannot_be_standardised():
     x = torch.full((8, 1), 3.0)
     data = Dataset(Info("toy", (1,), 2, "", scale=1.0), x, torch.arange(8) % 2, 8, {})
-    config = SMALL | {"num-clients": 2, "partition": "iid", "standardize": "training-clients"}
+    config = (
+        SMALL
+        | ALL_SAMPLES
+        | {"num-clients": 2, "partition": "iid", "standardize": "training-clients"}
+    )
     with pytest.raises(ValueError, match="all numbers in the training clients' inputs are equal"):
         Federation(config, data)
 
@@ -93,7 +97,7 @@ def test_a_cohort_that_was_warned_of_has_not_been_used():
 def test_clients_of_two_samples_train_and_are_scored(method, tmp_path):
     x = np.random.default_rng(0).integers(0, 255, (8, 1, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "few.npz", x=x, y=np.arange(8) % 2)
-    few = {"dataset": str(tmp_path / "few.npz"), "num-clients": 4, "partition": "iid"}
+    few = ALL_SAMPLES | {"dataset": str(tmp_path / "few.npz"), "num-clients": 4, "partition": "iid"}
     with np.errstate(divide="raise", invalid="raise"):
         result, _ = federate(**few, method=method)
     rounds = [*result.train_metrics_clientapp.values(), *result.evaluate_metrics_clientapp.values()]

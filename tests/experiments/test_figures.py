@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from small_runs import federate
+from small_runs import ALL_SAMPLES, federate
 
 import partitions
 from experiments import figures_fedembed, figures_hypernetworks
@@ -66,7 +66,7 @@ def test_every_client_has_a_descriptor(saved, method):
 def test_the_diagonal_of_mix_and_match_is_the_runs_own_accuracy():
     keys = TINY | {"method": "pfedhn-pc", "train-fraction": 1.0, "evaluate-every": 2}
     matrix = figures_hypernetworks.mix_and_match(defaults() | keys)
-    metrics = federate(**keys)[0].evaluate_metrics_clientapp[2]
+    metrics = federate(**ALL_SAMPLES, **keys)[0].evaluate_metrics_clientapp[2]
     assert matrix.shape == (6, 6)
     assert matrix.diagonal().mean() == pytest.approx(metrics["train-accuracy"])
 

@@ -1,17 +1,19 @@
 """The command: bad input is refused before a run starts, results and lists are what they say."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
 
 import pytest
-from small_runs import fedapps
+from small_runs import fedapps, forked_workers
 from typer.testing import CliRunner
 
 from fedapps.commands.list import LISTS
 from fedapps.commands.main import cli
+from fedapps.engines import job_pool
 from fedapps.methods import METHODS
 from fedapps.settings.config import defaults
 
@@ -80,9 +82,11 @@ def test_a_truncated_data_file_is_refused(tmp_path):
     assert "train-images-idx3-ubyte is truncated" in said
 
 
-def test_results_in_their_folders(tmp_path):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_results_in_their_folders(tmp_path, monkeypatch):
     """Two methods with two seeds, two runs side by side. The best round is the one with the best
     validation accuracy."""
+    monkeypatch.setattr(job_pool, "_start_worker", forked_workers())
     arguments = ["rounds=4", "evaluate-every=1", "--seeds", "0,1", "--jobs", 2]
     said = fedapps("run", *SMALL, *arguments, "--methods", "tent,fedper", "--output", tmp_path)
     assert "cannot without labels" in said and "± standard deviation over seeds" in said

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from small_runs import SMALL, fork_worker
+from small_runs import SMALL, forked_workers
 
 from fedapps.engines import flower, job_pool, job_worker, worker_process
 from fedapps.engines.flower import flower_runs
@@ -49,12 +49,11 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
     process starts as a worker does; the others are forked, without seconds of imports."""
     methods = ["fedavg rounds=90000", "fedavg min-valid-replies=9", "fedper", "local"]
     jobs = make_jobs(SMALL | {"num-clients": 2}, methods, [0], tmp_path)
-    start, processes, pipes = job_pool._start_worker, [], []
+    first, others, processes = job_pool._start_worker, forked_workers(), []
 
     def start_worker():
-        pipe, worker = fork_worker(pipes) if processes else start()
+        pipe, worker = others() if processes else first()
         processes.append(worker)
-        pipes.append(pipe)
         return pipe, worker
 
     def follow(_):

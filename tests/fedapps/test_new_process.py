@@ -38,14 +38,14 @@ from partitions import federation
 federation(defaults()).share(0)
 slow = {"dp_accounting", "flwr_datasets", "matplotlib", "ray", "scipy.stats"}
 print("started with:", *sorted(slow & set(sys.modules)))
+import fedapps.api, fedapps.own_app, fedapps.estimate, fedapps.engines.run
+import fedapps.planning, fedapps.service.finished_run
 from fedapps.serverapp import run_in_process
+print("threads:", torch.get_num_threads())
 config = defaults() | {"num-clients": 4, "rounds": 1, "local-steps": 2, "pfedhn.hidden-dim": 8}
 for method in ("fedavg", "tent", "pfedhn", "fedtta++"):
     run_in_process(config | {"method": method})
 print("trained with:", *sorted({"torch._dynamo"} & set(sys.modules)))
-import fedapps.api, fedapps.own_app, fedapps.estimate, fedapps.engines.run
-import fedapps.planning, fedapps.service.finished_run
-print("threads:", torch.get_num_threads())
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from documented_code import DITTO, RINGS, SIZES, written
 from PIL import Image
-from small_runs import federate
+from small_runs import ALL_SAMPLES, federate
 
 from clients.models import build_model
 from clients.models.head import headed
@@ -90,7 +90,7 @@ def test_everything_of_ones_own_runs_together():
     assert [len(parts.share(i).everything) for i in range(3)] == [66, 17, 7]
     x, y = configured(config).x, configured(config).y
     assert torch.allclose(x.norm(dim=1).float(), y + 1.0)  # no noise: the radius is the ring
-    result, _ = federate(**changes)
+    result, _ = federate(**ALL_SAMPLES, **changes)
     assert result.evaluate_metrics_clientapp[2]["train-clients"] == 2
 
 
@@ -125,7 +125,7 @@ def test_a_torchvision_network_keeps_its_head_on_the_client(tmp_path):
         (tmp_path / name).mkdir()
         for i in range(6):
             Image.new("L", (9 + i, 8), colour + i).save(tmp_path / name / f"{i}.png")
-    result, _ = federate(**{
+    result, _ = federate(**ALL_SAMPLES, **{
         "method": "fedper", "dataset": str(tmp_path), "image-size": 8, "partition": "iid",
         "num-clients": 3, "rounds": 1, "local-steps": 1,
         "model": "my_lab.nets:resnet10",

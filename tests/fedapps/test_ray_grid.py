@@ -13,7 +13,7 @@ import ray
 from documented_code import DITTO, RINGS, SIZES, written
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.simulation.ray_transport.ray_actor import ClientAppActor
-from small_runs import SMALL, UNUSUAL, Cut, bits, cut_before, left
+from small_runs import ALL_SAMPLES, SMALL, UNUSUAL, Cut, bits, cut_before, left
 
 import partitions
 from clients.core.arrays import from_record, to_record
@@ -260,7 +260,7 @@ def test_a_node_that_was_late_is_asked_alone_and_nothing_waits_behind_it(actors,
 
 def test_actors_find_what_comes_from_outside_the_package(actors):
     """Method, data and partition, and their settings."""
-    config = configuration(DITTO, dataset=RINGS, partition=SIZES)
+    config = configuration(DITTO, dataset=RINGS, partition=SIZES) | ALL_SAMPLES
     config |= {
         f"{DITTO}.penalty": 0.5,
         f"{RINGS}.noise": 0.1,

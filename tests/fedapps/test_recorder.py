@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from small_runs import federate, update
+from small_runs import ALL_SAMPLES, federate, update
 
 from fedapps.results.recorder import Recorder
 from fedapps.results.runs import read_runs
@@ -273,7 +273,7 @@ def test_a_client_with_many_samples_is_reported(over, tmp_path):
     np.savez(tmp_path / "data.npz", x=x, y=y, device=device)
     natural = {"partition": "natural", "partition.column": "device", "average-over": over}
     data = {"dataset": str(tmp_path / "data.npz"), "num-clients": 8, "model": "mlp-small"}
-    federate(**natural, **data, **{"output-dir": str(tmp_path / "run"), "seed": 1})
+    federate(**natural, **data, **ALL_SAMPLES, **{"output-dir": str(tmp_path / "run"), "seed": 1})
     clients = json.loads((tmp_path / "run" / "summary.json").read_text())["per_client"].values()
     assert all(isinstance(client["examples"], int) for client in clients)
     assert not read_runs(tmp_path)[1]

@@ -6,7 +6,8 @@ import shutil
 from safetensors.numpy import load_file
 from small_runs import fedapps
 
-SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "--engine", "in-process"]
+SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "model=mlp-small", "batch-size=16",
+         "partition.public-samples=1200", "--engine", "in-process"]  # fmt: skip
 
 
 def test_novel_labeled_clients_join_a_saved_model(tmp_path):
@@ -162,7 +163,8 @@ def test_a_saved_run_is_not_scored_by_what_it_was_trained_on(tmp_path):
     turned otherwise were not trained on by anybody else."""
     first, turned, later = (tmp_path / name for name in ("first", "turned", "later"))
     fraction, end = "partition.validation-fraction", [*SMALL[-2:], "--output", later]
-    options = ["--methods", "fedavg", *SMALL, "--output"]
+    whole = [word for word in SMALL if not word.startswith("partition.public-samples")]
+    options = ["--methods", "fedavg", *whole, "--output"]
     fedapps("run", "partition=iid", f"{fraction}=0.1", *options, first)
     got = fedapps("run", "--from", first, f"{fraction}=0.3", *end, code=2)
     assert "180 of the" in got

@@ -189,8 +189,8 @@ def test_methods_that_learn_in_their_own_way():
 
 
 def test_a_score_of_few_samples_is_warned_of(caplog):
-    """Sixty clients have 29 or 30 samples of two classes: 27 are left, or 6."""
-    small = {"num-clients": 60, "rounds": 1, "local-steps": 1, "novel-steps": 1}
+    """Twenty clients have 29 or 30 samples of two classes: 27 are left, or 6."""
+    small = {"num-clients": 20, "rounds": 1, "local-steps": 1, "novel-steps": 1}
     for shots, warnings in ((1, 0), (12, 1)):
         caplog.clear()
         federate(**small, **{"novel-shots": shots, "evaluate-every": 1})

@@ -16,7 +16,8 @@ from fedapps.serverapp import APPS
 from fedapps.settings.saved_configurations import differences
 from strategies.methods.fedavg import FedAvg
 
-RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "--engine", "in-process"]
+RUN = ["run", "num-clients=4", "rounds=1", "local-steps=1", "model=mlp-small",
+       "partition.public-samples=1200", "--engine", "in-process"]  # fmt: skip
 
 
 def written(folder):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ArrayRecord
-from small_runs import SMALL, federate, fork_worker
+from small_runs import SMALL, federate, forked_workers
 
 import fedapps
 from clients.core.arrays import to_record
@@ -123,7 +123,7 @@ def raise_threads(grid, config, engine):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is forked")
 def test_worker_processes_and_actors_compute_on_one_thread(three_threads, tmp_path, monkeypatch):
-    monkeypatch.setattr(job_pool, "_start_worker", fork_worker)
+    monkeypatch.setattr(job_pool, "_start_worker", forked_workers())
     (job,) = make_jobs(SMALL, ["fedavg"], [0], tmp_path)
     run_as_processes([job], 1, Apps(raise_threads, load_client_app), lambda _: None)
     assert job.error.startswith("RuntimeError: 1 threads ")

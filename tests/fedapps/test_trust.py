@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
-from small_runs import COMMAND, SMALL, exit_code, forked
+from small_runs import ALL_SAMPLES, COMMAND, SMALL, exit_code, forked
 from torch import nn
 
 import fedapps
@@ -274,7 +274,7 @@ def context(run=None, **node):
     config = {"partition-id": 3, "num-partitions": 4} | {
         k.replace("_", "-"): v for k, v in node.items()
     }
-    run = SMALL | {"num-clients": 4, "method": "fedavg"} | (run or {})
+    run = SMALL | ALL_SAMPLES | {"num-clients": 4, "method": "fedavg"} | (run or {})
     return Context(1, 9, config, RecordDict(), run)
 
 

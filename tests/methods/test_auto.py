@@ -7,7 +7,7 @@ import pytest
 import torch
 from clients_with_sources import novel_client
 from flwr.app import Context, RecordDict
-from small_runs import SMALL, Watched, fedapps, federate, share, update
+from small_runs import ALL_SAMPLES, SMALL, Watched, fedapps, federate, share, update
 
 import partitions
 from clients.core.client import Client
@@ -27,7 +27,7 @@ from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
 X = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
-NORMED = {"method": "auto", "model": "convnet-bn"}
+NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn"}
 KINDS = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
 
 
@@ -318,11 +318,11 @@ def test_no_choice_depends_on_a_novel_label():
 
 
 def test_a_network_without_statistics_has_bbse_alone():
-    result, _ = federate(method="auto", model="mlp", rounds=1)
+    result, _ = federate(method="auto", model="mlp", rounds=1, **ALL_SAMPLES)
     metrics = dict(result.evaluate_metrics_clientapp[1])
     assert {n for n in metrics if "novel-chosen" in n} == {"novel-chosen-none", "novel-chosen-bbse"}
     with pytest.raises(ValueError, match="needs batch normalisation; add bbse"):
-        federate(method="auto", model="mlp", rounds=1, **{"auto.candidates": "bn16"})
+        federate(method="auto", model="mlp", rounds=1, **ALL_SAMPLES, **{"auto.candidates": "bn16"})
 
 
 def test_a_share_that_few_clients_cannot_certify_is_refused():

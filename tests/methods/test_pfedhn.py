@@ -8,7 +8,7 @@ import networks_with_parts
 import numpy as np
 import pytest
 import torch
-from small_runs import federate, share, states
+from small_runs import SMALL, federate, share, states
 from torch import nn
 
 from clients.core.arrays import from_record, group, model_arrays, to_record
@@ -459,7 +459,7 @@ def test_a_fixed_descriptor_is_the_class_proportions_and_is_not_learnt():
 
     fixed = {"pfedhn.descriptor": "class-proportions"}
     v = group(from_record(run_small(rounds=2, **fixed)[0].arrays), "embedding")
-    federation = partitions.federation(defaults() | SETTINGS)
+    federation = partitions.federation(SMALL | SETTINGS)
     for client, proportions in v.items():
         _, y = federation.share(int(client)).train[:]
         np.testing.assert_allclose(proportions, np.bincount(y, minlength=10) / len(y), rtol=1e-6)
@@ -473,7 +473,7 @@ def test_class_shares_sum_to_one_over_the_training_clients():
 
     fixed = {"pfedhn.descriptor": "class-shares", "fraction-train": 0.1}
     v = group(from_record(run_small(rounds=2, **fixed)[0].arrays), "embedding")
-    federation = partitions.federation(defaults() | SETTINGS)
+    federation = partitions.federation(SMALL | SETTINGS)
     counts = {}
     for client in map(int, v):
         _, y = federation.share(client).train[:]

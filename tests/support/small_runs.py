@@ -47,13 +47,14 @@ WEE = {
     "auto.alpha": 0.5,  # a few training clients certify no less
 }
 
-# Six clients of the embedded digits, two rounds, each evaluated.
-SMALL = defaults() | WEE
-SMALL |= {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
-
 # A hundred samples for each of six clients; the other digits are a public set, which few methods
 # read.
 FEW = {"partition.public-samples": 1200}
+ALL_SAMPLES = {"partition.public-samples": 0}  # of other data, or of digits that are to be many
+
+# Six clients of the embedded digits, two rounds, each evaluated.
+SMALL = defaults() | WEE | FEW
+SMALL |= {"num-clients": 6, "rounds": 2, "local-steps": 3, "evaluate-every": 1}
 
 # What some methods need: their own kind of data, less work, certain layers.
 TASTES = {
@@ -262,21 +263,27 @@ def print_to(descriptor):
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
-def fork_worker(pipes=()):
-    """As `job_pool._start_worker`, without the seconds of imports. The worker closes its copies of
-    other workers' `pipes`, which would not end while it lives."""
+def forked_workers():
+    """In place of `job_pool._start_worker`: workers are forked, without seconds of imports. Each
+    closes its copies of the others' pipes, which would not end while it lives."""
     fork = multiprocessing.get_context("fork")
-    parent_end, worker_end = fork.Pipe()
+    pipes = []
 
-    def start():
-        for pipe in (*pipes, parent_end):
-            pipe.close()
-        worker_process.start(worker_end, logging.WARNING)
+    def start_worker():
+        parent_end, worker_end = fork.Pipe()
+        pipes.append(parent_end)
 
-    worker = fork.Process(target=start, daemon=True)
-    worker.start()
-    worker_end.close()
-    return parent_end, worker
+        def start():
+            for pipe in pipes:
+                pipe.close()
+            worker_process.start(worker_end, logging.WARNING)
+
+        worker = fork.Process(target=start, daemon=True)
+        worker.start()
+        worker_end.close()
+        return parent_end, worker
+
+    return start_worker
 
 
 def run_anew(code, *arguments, path=()):

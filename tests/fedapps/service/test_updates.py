@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from small_runs import SMALL, invoke
+from small_runs import ALL_SAMPLES, SMALL, invoke
 from torch.nn import functional as F
 
 import fedapps
@@ -18,7 +18,11 @@ from fedapps.serverapp import run_in_process
 from partitions.inspect import export
 
 # One novel client. Settings that are no defaults, so that a lost one shows.
-COMMON = SMALL | {"num-clients": 4, "train-fraction": 0.75, "model": "mlp-small", "rounds": 2}
+COMMON = (
+    SMALL
+    | ALL_SAMPLES
+    | {"num-clients": 4, "train-fraction": 0.75, "model": "mlp-small", "rounds": 2}
+)
 COMMON |= {
     "novel-batch": 120,
     "novel-stream": True,
