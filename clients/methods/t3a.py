@@ -99,12 +99,11 @@ class T3AClient(Client):
 
     def templates(self) -> Tensor:
         """c (C, d), the mean of each class's normalised features."""
-        features = self.stream["features"]
+        features = F.normalize(self.stream["features"])
         label = self.stream["label"]
         means = []
         for k in range(len(self.head.weight)):
-            z_k = features[label == k]
-            means.append(F.normalize(z_k).mean(0))
+            means.append(features[label == k].mean(0))
         c = torch.stack(means)
         if self.unit_templates:
             c = F.normalize(c)
