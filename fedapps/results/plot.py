@@ -178,6 +178,7 @@ def decisions(runs: "DataFrame") -> "Figure":
         axis.axhline(0.0, color=BLACK, linewidth=1, alpha=0.3)
         # Clients with other inputs lie far above 1, those without shift around 0.
         axis.set_xscale("symlog", linthresh=1.0)
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.set(xlabel="T / t", title=gains[name])
         axis.grid(alpha=0.3)
     panels[0].set_ylabel("gain in points")
