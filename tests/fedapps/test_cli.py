@@ -1,5 +1,6 @@
 """The command: bad input is refused before a run starts, results and lists are what they say."""
 
+import gc
 import json
 import os
 import re
@@ -229,3 +230,19 @@ def test_methods_are_listed_by_family():
     assert all(entry.family for entry in METHODS.values())
     assert "hypernetwork" in fedapps("list", "methods", "--family", "tests", code=2)
     assert "methods" in fedapps("list", "models", "--family", "test-time", code=2)
+
+
+def test_a_run_leaves_the_collector_as_it_was():
+    """Here conftest.py has frozen what was imported; elsewhere nothing is frozen."""
+    imports_kept = sys.modules["fedapps.commands.run"].imports_kept
+    frozen = gc.get_freeze_count()
+    with imports_kept():
+        pass
+    assert gc.get_freeze_count() == frozen > 0
+    gc.unfreeze()
+    try:
+        with imports_kept():
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
