@@ -392,7 +392,7 @@ def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def is_reserved(name: str) -> bool:
     """Whether a client's own number cannot have this name: it has another meaning, or characters
     that names do not have."""
-    plain = name.replace("_", "-")  # a summary writes "-" as "_", so both are the same name
+    plain = name.replace("_", "-")  # earlier summaries wrote "-" as "_": both are the same name
     return not NAME.fullmatch(name) or plain in READERS or bool(RESERVED.fullmatch(plain))
 
 
