@@ -127,3 +127,10 @@ def test_tent_adapts_the_rest_where_normalisation_is_frozen():
     assert len(tent.trainable()) == 2
     tent.model[1].requires_grad_(False)
     assert [id(p) for p in tent.trainable()] == [id(p) for p in tent.model.parameters()]
+
+
+def test_no_gradient_is_computed_for_parameters_that_stay():
+    tent, x = client(nn.BatchNorm1d(8), nn.ReLU())
+    tent.predict(x)
+    with_gradient = [name for name, p in tent.model.named_parameters() if p.grad is not None]
+    assert with_gradient == ["1.weight", "1.bias"]
