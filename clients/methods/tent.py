@@ -70,7 +70,7 @@ class TENTClient(Client):
             self.model.load_state_dict(self.stream, strict=False)
         batch_statistics(self.model, len(x) > 1)  # one sample has no variance
         self.prepare_steps(x)
-        adapted = self.trainable()
+        adapted = [parameter for parameter in self.trainable() if parameter.requires_grad]
         optimizer = SGD(adapted, self.adapt_lr or self.lr, weight_decay=self.weight_decay)
         self.intermediate_logits = {}
         parts = self.parts(x)
