@@ -411,7 +411,8 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         different = sorted(saved.keys() ^ arrays.keys())
         if different:
             raise ValueError(f"the saved arrays do not fit; missing or unknown: {different[:5]}")
-        return dict(saved)
+        # In the network's order, by which `auto` knows its layers; a file has another one.
+        return {name: saved[name] for name in arrays}
 
     def forget(self) -> None:
         """Drop what `restore` rebuilds from the arrays, before a round is undone."""

@@ -127,3 +127,14 @@ def test_a_sample_count_is_bounded(joined, replied, mean):
     180. A node that gave 3 on joining never weighs more: (3·1 + 2 + 3 + 4) / 6 = 2."""
     result, _, _ = go(FedAvg(protect=True), nodes=4, joined=joined, replied=replied)
     assert from_record(result.arrays)["w"].tolist() == pytest.approx([100 + mean] * 2, rel=1e-6)
+
+
+def test_restored_arrays_have_the_networks_order():
+    """By which `auto` knows its layers. A file has the order of the names."""
+    initial = {"norms.0.weight": np.zeros(2), "norm.weight": np.zeros(3)}
+    saved = {"norm.weight": np.full(3, 2.0), "norms.0.weight": np.ones(2)}
+    restored = FedAvg().restore(initial, saved)
+    assert [(name, array[0]) for name, array in restored.items()] == [
+        ("norms.0.weight", 1.0),
+        ("norm.weight", 2.0),
+    ]
