@@ -133,6 +133,7 @@ def run_in_turn(
                 # Print it now: Ray ends a process whose raylet has died.
                 print(error, file=sys.stderr, flush=True)
                 worker.join(EXIT_SECONDS)  # unless it hangs, the run notices and writes its error
+                interrupted.set()  # if it goes on after all, its thread ends
                 for job in jobs:
                     if not job.done:
                         job.close(error_line(error))

@@ -222,7 +222,7 @@ def test_dittos_novel_clients_report_as_fedavgs_do(tmp_path):
 
 
 def of_novel(evaluation):
-    """The metrics of novel clients, of which there are some."""
+    """The metrics of novel clients; fails if there are none."""
     metrics = {name: value for name, value in evaluation.items() if name.startswith("novel-")}
     assert metrics
     return metrics
