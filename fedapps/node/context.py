@@ -1,5 +1,5 @@
-"""What a node's context says: its client and method, whether it is simulated, and what the server may
-know of its errors."""
+"""What a node's context says: its client and method, whether it is simulated, and what the server
+may know of its errors."""
 
 import sys
 
