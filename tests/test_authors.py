@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_runs import share
+from small_runs import Wide, share
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -22,7 +22,6 @@ from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.methods.memo import MEMOClient, MEMONetwork
 from clients.methods.prior_em import PriorEMClient
-from partitions.shares import Samples
 from strategies.maths.label_shift import conditional
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "ATP" / "src"
@@ -94,13 +93,6 @@ def authors(monkeypatch):
 def theirs(cls, authors, **changes):
     args = SimpleNamespace(**vars(ARGS) | changes)
     return cls(0, {"test": TensorDataset(authors.x, authors.y)}, args), args
-
-
-class Wide(Samples):
-    """Samples in float64."""
-
-    def __getitem__(self, rows):
-        return self.x[self.index[rows]], self.y[self.index[rows]]
 
 
 def our(cls, authors, **settings):

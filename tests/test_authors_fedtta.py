@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from small_runs import share
+from small_runs import Wide, share
 
 from clients.core.protocol import LR_FACTOR, lr_factor
 from clients.methods import fedmd
@@ -27,7 +27,6 @@ from clients.methods.fedtta import FedTTAClient, FedTTAPlusPlusClient, FedTTAPro
 from clients.methods.heterofedtta import HeteroFedTTAClient
 from clients.models import build_model
 from clients.models.adaptable import Adaptable, Adaptation
-from partitions.shares import Samples
 from strategies.core.replies import Node, Update
 from strategies.methods.fedtta import FedTTA
 
@@ -81,13 +80,6 @@ def authors(monkeypatch):
     for name in list(sys.modules):
         if name.split(".")[0] in ("algorithm", "models", "utils"):
             del sys.modules[name]
-
-
-class Wide(Samples):
-    """Samples in float64."""
-
-    def __getitem__(self, rows):
-        return self.x[self.index[rows]], self.y[self.index[rows]]
 
 
 class Loader(list):

@@ -16,14 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import share
+from small_runs import Wide, share, train_rounds
 from torch.utils.data import TensorDataset
 
 from clients.core.arrays import model_arrays
 from clients.methods.lgfedavg import OWN_BODIES, LGFedAvgClient
-from partitions.shares import Samples
-from strategies.core.replies import Node, Update
-from strategies.core.round_state import Round
+from strategies.core.replies import Node
 from strategies.methods.lgfedavg import LGFedAvg
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "LG-FedAvg"
@@ -34,14 +32,6 @@ pytestmark = [
 CLIENTS, SAMPLES, ROUNDS, EPOCHS, LR = 3, 6, 3, 2, 0.05
 PACKAGES = ("utils", "models")  # theirs, on the top level
 LAYERS = ("layer_input", "layer_hidden1", "layer_hidden2", "layer_hidden3", "layer_out")
-
-
-class Wide(Samples):
-    """Samples in float64."""
-
-    def __getitem__(self, index):
-        rows = self.index[index]
-        return self.x[rows], self.y[rows]
 
 
 @pytest.fixture
@@ -95,14 +85,7 @@ def test_the_second_phase(authors, monkeypatch, tmp_path, kept):
         settings = {"lr": LR, "momentum": 0.5, "local_epochs": EPOCHS, "batch_size": SAMPLES}
         client = LGFedAvgClient(make(16, 0, 3), held, shared_layers=shared, **settings)
         ours.append(client)
-    for number in range(1, ROUNDS + 1):
-        strategy.now = Round(number, payloads=dict.fromkeys(nodes, arrays))
-        sent = strategy.broadcast(arrays, nodes)
-        updates = []
-        for node, client in zip(nodes, ours, strict=True):
-            reply, n, metrics = client.train(sent[node], {OWN_BODIES: True})
-            updates.append(Update(node, reply, n, metrics))
-        arrays = strategy.aggregate(arrays, updates)
+    arrays = train_rounds(strategy, arrays, ours, nodes, ROUNDS, {OWN_BODIES: True})
     for client, node, network in zip(ours, nodes, theirs, strict=True):
         client.receive(strategy.personalize(arrays, [node])[node], {})
         for name, expected in network.state_dict().items():

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from small_runs import share
+from small_runs import Wide, share
 
 from clients.core.arrays import model_arrays, to_record
 from clients.methods.pfedhn import PFedHNClient
 from partitions.rules.class_fraction import ClassFractionPartitioner
-from partitions.shares import Samples
 from strategies.core.replies import Node, Update
 from strategies.methods.pfedhn import PFedHN
 
@@ -50,14 +49,6 @@ def authors(monkeypatch):
     theirs = [name for name in sys.modules if name.split(".")[0] == "experiments"]
     for name in theirs:
         del sys.modules[name]
-
-
-class Wide(Samples):
-    """Samples in float64."""
-
-    def __getitem__(self, index):
-        rows = self.index[index]
-        return self.x[rows], self.y[rows]
 
 
 class Draws:

@@ -17,15 +17,13 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from small_runs import share
+from small_runs import Wide, share, train_rounds
 from torch import nn
 
 from clients.core.arrays import group, to_tensors
 from clients.methods.lgfedavg import OWN_BODIES
 from fedapps.methods import METHODS
-from partitions.shares import Samples
-from strategies.core.replies import Node, Update
-from strategies.core.round_state import Round
+from strategies.core.replies import Node
 
 FOLDER = Path(os.environ.get("FEDAPPS_AUTHORS_DIR", "/nowhere")) / "PFLlib" / "system"
 pytestmark = [
@@ -62,13 +60,6 @@ OF_STRATEGIES = {
     "lg-fedavg": {"fedavg_rounds": 0},
     "pfedme": {"server_beta": BETA},
 }
-
-
-class Wide(Samples):
-    """Samples in float64."""
-
-    def __getitem__(self, rows):
-        return self.x[self.index[rows]], self.y[self.index[rows]]
 
 
 class Net(nn.Module):
@@ -157,14 +148,7 @@ def trained_here(method, model, data):
         client.rows = Feed(method, batches)
         clients.append(client)
     arrays = strategy.initialize(clients[0].arrays())
-    for number in range(1, ROUNDS + 1):
-        strategy.now = Round(number, payloads=dict.fromkeys(nodes, arrays))
-        sent = strategy.broadcast(arrays, nodes)
-        updates = []
-        for node, client in zip(nodes, clients, strict=True):
-            reply, n, metrics = client.train(sent[node], {OWN_BODIES: True})
-            updates.append(Update(node, reply, n, metrics))
-        arrays = strategy.aggregate(arrays, updates)
+    arrays = train_rounds(strategy, arrays, clients, nodes, ROUNDS, {OWN_BODIES: True})
     return arrays, clients
 
 

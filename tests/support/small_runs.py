@@ -30,6 +30,7 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 from partitions.shares import Samples, Share
 from strategies.core.replies import Node, Update
+from strategies.core.round_state import Round
 from strategies.core.strategy import PersonalizedStrategy
 from strategies.methods.fedavg import FedAvg
 
@@ -113,6 +114,27 @@ def share(x, y, *, validation=None):
     everything = Samples(x, y, rows, scale=1.0)
     held = rows[:0] if validation is None else torch.as_tensor(validation)
     return Share(everything, Samples(x, y, held, scale=1.0), None, everything, False)
+
+
+class Wide(Samples):
+    """Samples in float64, for comparisons with other programs."""
+
+    def __getitem__(self, rows):
+        index = self.index[rows]
+        return self.x[index], self.y[index]
+
+
+def train_rounds(strategy, arrays, clients, nodes, rounds, config):
+    """The server's arrays after rounds in which all clients train, without a grid."""
+    for number in range(1, rounds + 1):
+        strategy.now = Round(number, payloads=dict.fromkeys(nodes, arrays))
+        sent = strategy.broadcast(arrays, nodes)
+        updates = []
+        for node, client in zip(nodes, clients, strict=True):
+            reply, n, metrics = client.train(sent[node], config)
+            updates.append(Update(node, reply, n, metrics))
+        arrays = strategy.aggregate(arrays, updates)
+    return arrays
 
 
 def update(client: int, arrays: Arrays, n: int = 1, **metrics) -> Update:
