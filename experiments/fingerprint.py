@@ -5,8 +5,9 @@ later, the method computes something else, and the values are stale. A rewrite o
 computes the same leaves them. Numbers are compared up to rounding, which differs between
 processors.
 
-The small run has six clients of the digits and two rounds. It has the method's settings, and not
-those of the data. So it says nothing of datasets, partition rules and what needs more rounds."""
+The small run has six clients with a hundred of the digits each, and two rounds. It has the method's
+settings, and not those of the data. So it says nothing of datasets, partition rules and what needs
+more rounds."""
 
 import logging
 import math
@@ -25,7 +26,9 @@ SIZE: Config = {
     "rounds": 2,
     "evaluate-every": 1,
     "seed": 0,
+    "partition.public-samples": 1200,  # all but a hundred for each client
 }
+PUBLIC_SAMPLES = 60  # of a method that learns from public samples
 LARGEST = {  # of settings that decide how long the small run takes
     "local-steps": 3,
     "local-epochs": 1,
@@ -33,6 +36,7 @@ LARGEST = {  # of settings that decide how long the small run takes
     "fedavg-rounds": 1,
     "novel-rounds": 1,
     "embedding-dim": 8,  # an embedding must fit the digits' images
+    "som-passes": 5,
 }
 # Where and how a run is carried out, and settings of the data.
 LEFT_OUT = {
@@ -101,9 +105,13 @@ def fingerprint(settings: Settings) -> Numbers:
     from clients.core.arrays import from_record
     from fedapps.clientapp import app
     from fedapps.engines.in_process_grid import InProcessGrid
+    from fedapps.methods import METHODS
     from fedapps.serverapp import run
 
-    config = override(defaults(), SIZE | dict(settings), all_methods=False)
+    size = dict(SIZE)
+    if METHODS[str(settings["method"])].client.needs_public:
+        size["partition.public-samples"] = PUBLIC_SAMPLES
+    config = override(defaults(), size | dict(settings), all_methods=False)
     flower = logging.getLogger("flwr")
     level = flower.level
     flower.setLevel(logging.ERROR)
