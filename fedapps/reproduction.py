@@ -16,7 +16,7 @@ from fedapps.results.formats import (
     spread_cell,
     summarize,
 )
-from fedapps.results.runs import NUMBERS, SCORES
+from fedapps.results.runs import NUMBERS, SCORE_COLUMNS
 from fedapps.settings.config import Config, defaults, effective, override
 from fedapps.settings.experiments import (
     Experiment,
@@ -341,7 +341,7 @@ def measured(part: Part, runs: "DataFrame") -> list[Cell]:
             row = row_of(run.variant, rows)
             if row is not None and has(run.config, at):
                 groups.setdefault(row, []).append(place)
-        for score in [name for name in SCORES if name in column]:
+        for score in [name for name in SCORE_COLUMNS if name in column]:
             for row, values in column[score].items():
                 if row in groups:
                     scored = runs.iloc[groups[row]]
@@ -353,7 +353,7 @@ def cells_of(
     column: str, row: str, score: str, runs: "DataFrame", published: Sequence[float] = ()
 ) -> list[Cell]:
     """The cell of these runs, at their best rounds; [] if they lack the score. A score is one of
-    `SCORES`, or a number of `NUMBERS`, which belongs to no round."""
+    `SCORE_COLUMNS`, or a number of `NUMBERS`, which belongs to no round."""
     key = score if score in NUMBERS else f"best {score}"
     scored = runs.dropna(subset=[key]) if key in runs else runs[:0]
     if scored.empty:
@@ -383,7 +383,7 @@ def as_table(table: str, parts: Sequence[Part], found: Sequence[Cell]) -> TextTa
     substitute = parts[0].substitute
     lines = []
     for cell in found:
-        shown = SCORES[cell.score].decimals(cell.value)
+        shown = SCORE_COLUMNS[cell.score].decimals(cell.value)
         spread = float("nan") if cell.spread is None else cell.spread
         published = float("nan") if cell.published is None else cell.published
         difference = UNKNOWN
@@ -393,7 +393,7 @@ def as_table(table: str, parts: Sequence[Part], found: Sequence[Cell]) -> TextTa
             [
                 cell.column,
                 content["rows"][cell.row],
-                SCORES[cell.score].title,
+                SCORE_COLUMNS[cell.score].title,
                 spread_cell(cell.value, spread, shown),
                 number_cell(published, shown),
                 difference,

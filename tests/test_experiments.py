@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedapps.results.published import SCORES, Published
+from fedapps.results.published import SCORE_COLUMNS, Published
 from fedapps.serverapp import check_run, run_in_process
 from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import Experiment, experiments, parts, read_experiment
@@ -32,8 +32,8 @@ def test_a_shipped_experiment_is_valid(name):
     assert asked.methods  # else it would change the main job
     if asked.published:
         for column in Published.read(asked.settings, asked.published).columns:
-            assert column.keys() & SCORES.keys()
-            for score in column.keys() & SCORES.keys():
+            assert column.keys() & SCORE_COLUMNS.keys()
+            for score in column.keys() & SCORE_COLUMNS.keys():
                 assert all(Variant.parse(label).apply(config) for label in column[score])
     if asked.search:
         read_search(asked.search, config, asked.methods.split(","))

@@ -6,15 +6,16 @@
     novel-accuracy = { fedavg = 94.69 }   # … of novel clients
     train-rmse = { fedavg = 53.4 }   # errors of values in their unit
 
-The keys are those of `SCORES`. Earlier releases wrote `train`, `novel`, `test`, `f1`, `f1-users`
-and `test-rmse`, which are still read. A single column is a plain ``[published]`` without `at`."""
+The keys are those of `SCORE_COLUMNS`. Earlier releases wrote `train`, `novel`, `test`, `f1`,
+`f1-users` and `test-rmse`, which are still read. A single column is a plain ``[published]`` without
+`at`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from fedapps.results.runs import SCORES, label_without, own_settings
+from fedapps.results.runs import SCORE_COLUMNS, label_without, own_settings
 from fedapps.settings.config import Value, effective
 from fedapps.settings.published_tables import with_score_keys
 
@@ -83,7 +84,7 @@ class Published:
             selecting |= column.get("at", {}).keys()
         differing: dict[str, Value] = {}
         for label, config in zip(runs.variant, runs.config, strict=True):
-            if all(self.value(label, config, score) is None for score in SCORES):
+            if all(self.value(label, config, score) is None for score in SCORE_COLUMNS):
                 continue
             of_label = own_settings(label)
             for key, value in self.settings.items():
@@ -106,9 +107,9 @@ def _check_tables(column: Any) -> None:
 def _check_scores(column: Mapping[str, Any]) -> None:
     """Raise ValueError unless the names are "at" and known scores, and each score's table maps
     methods to finite numbers."""
-    unknown = column.keys() - SCORES.keys() - {"at"}
+    unknown = column.keys() - SCORE_COLUMNS.keys() - {"at"}
     if unknown:
-        known = ", ".join(["at", *SCORES])
+        known = ", ".join(["at", *SCORE_COLUMNS])
         raise ValueError(f"[published] has {min(unknown)!r}; known: {known}")
     for score, values in column.items():
         if score == "at":

@@ -47,7 +47,7 @@ log = logging.getLogger("flwr")
 CHOICE = {"train": ("{}",), "novel": ("global-{}", "{}")}
 SETTINGS = ("method", "dataset", "partition", "model", "seed")  # which the summary repeats
 PRIVACY_KEYS = ("epsilon", "delta", "noise-multiplier", "sigma", "generator", "terms")
-CLIENT_METRICS = ("sub-population", "head")  # of a single client, beside its accuracy
+OF_SUB_POPULATIONS = ("sub-population", "head")  # of a single client, beside its accuracy
 CHOSEN = "chosen-"  # prefix of metrics: the share of batches in which a correction was chosen
 
 
@@ -489,7 +489,7 @@ def _client(update: Update) -> dict[str, Any]:
     }
     main = main_score(update.metrics).name
     scores[main] = update.metrics.get(main)
-    for name in CLIENT_METRICS:
+    for name in OF_SUB_POPULATIONS:
         if name in update.metrics:
             scores[name] = update.metrics[name]
     return scores | _decision(update.metrics)

@@ -72,7 +72,7 @@ def _columns(*names: str) -> list[Column]:
 
 
 # By their keys in tables, figures and [published].
-SCORES = {
+SCORE_COLUMNS = {
     shown.key: shown
     for shown in (
         Column("train", "accuracy", "training clients", ACCURACY),
@@ -284,17 +284,17 @@ def decisions_of(runs: "DataFrame", round_: str = "best") -> "DataFrame":
 
 
 def column(key: str) -> Column:
-    """What the runs' column ``best KEY`` or ``last KEY`` holds: one of `SCORES`, or another score,
-    such as a user's own, whose key is ``train-NAME`` or ``novel-NAME``."""
-    if key in SCORES:
-        return SCORES[key]
+    """What the runs' column ``best KEY`` or ``last KEY`` holds: one of `SCORE_COLUMNS`, or another
+    score, such as a user's own, whose key is ``train-NAME`` or ``novel-NAME``."""
+    if key in SCORE_COLUMNS:
+        return SCORE_COLUMNS[key]
     role, _, name = key.partition("-")
     score = F1 if name == F1.name else score_named(name)
     return Column(role, name, f"{SHORT_ROLES[role]}, {score.text}", score)
 
 
 def score_keys(runs: "DataFrame") -> list[str]:
-    """The keys of the scores that the runs' frame has: `SCORES`, then users' own."""
+    """The keys of the scores that the runs' frame has: `SCORE_COLUMNS`, then users' own."""
     first = ROUNDS[0]
     columns = [name for name in runs.columns if name.startswith(f"{first} ")]
     return [name.removeprefix(f"{first} ") for name in columns]
@@ -476,15 +476,15 @@ def _evaluation(summary: Summary | None, round_: str) -> Evaluation | None:
 
 
 def _scores(evaluation: Evaluation | None, own: Sequence[str]) -> dict[str, float | None]:
-    """`SCORES` of an evaluation, and the user's `own`: accuracies in %, F1 in [0, 1], errors in the
-    labels' unit; None if unknown."""
+    """`SCORE_COLUMNS` of an evaluation, and the user's `own`: accuracies in %, F1 in [0, 1], errors
+    in the labels' unit; None if unknown."""
     known: Rates = {}
     if evaluation is not None:
         known = evaluation.evaluation
     # Macro F1 is a score of tables where the task has several labels; elsewhere it chooses rounds.
     has_labels = any(key.endswith("-micro-f1") for key in known)
     scores: dict[str, float | None] = {}
-    for key, shown in SCORES.items():
+    for key, shown in SCORE_COLUMNS.items():
         value = known.get(key)
         if value is None or (shown.metric == "macro-f1" and not has_labels):
             scores[key] = None
@@ -521,7 +521,7 @@ def _frame(rows: list[dict[str, Any]]) -> "DataFrame":
     _tell_apart(rows)
     _rename(rows)
     columns = ["method", "variant", "seed", "name", "folder", "config", "error", "summary", "main"]
-    keys = dict.fromkeys(SCORES)
+    keys = dict.fromkeys(SCORE_COLUMNS)
     for row in rows:
         for name in row:
             round_, _, key = name.partition(" ")

@@ -16,7 +16,7 @@ from fedapps.results.formats import (
 from fedapps.results.runs import (
     MAIN,
     ROLES,
-    SCORES,
+    SCORE_COLUMNS,
     at_saved_model,
     column,
     differing,
@@ -62,7 +62,7 @@ def results(runs: "DataFrame") -> TextTable:
             cells[first_number] = FAILED
         rows.append([cells.get(column, "") for column in columns])
     notes = _notes(runs, columns, over_seeds)
-    shown = [MEANINGS[name] for name in MAIN if SCORES[f"train-{name}"].title in columns]
+    shown = [MEANINGS[name] for name in MAIN if SCORE_COLUMNS[f"train-{name}"].title in columns]
     meaning = "last round"
     if shown:
         meaning = f"{', '.join(shown)}, at the round that is best on validation"
@@ -76,9 +76,9 @@ def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:
     columns += [key for key in settings if key != "rounds"]  # which every table has
     for name in main_scores(runs):
         if _known(runs, f"train-{name}") or not has_f1:
-            columns.append(SCORES[f"train-{name}"].title)
+            columns.append(SCORE_COLUMNS[f"train-{name}"].title)
         if novel_clients(runs):
-            columns.append(SCORES[f"novel-{name}"].title)
+            columns.append(SCORE_COLUMNS[f"novel-{name}"].title)
     columns += [column(key).title for key in _further(runs)]
     if has_f1:
         columns += ["F1", "F1, users"]
@@ -99,20 +99,20 @@ def _known(runs: "DataFrame", key: str) -> bool:
 
 def _further(runs: "DataFrame") -> list[str]:
     """The keys of the known scores beside the main ones: those of the tasks, and users' own."""
-    own = [key for key in score_keys(runs) if key not in SCORES]
+    own = [key for key in score_keys(runs) if key not in SCORE_COLUMNS]
     return [key for key in (*FURTHER, *own) if _known(runs, key)]
 
 
 def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[str]:
     """What the columns mean, and the conditions of the numbers."""
     notes = []
-    if SCORES["train-accuracy"].title in columns:
+    if SCORE_COLUMNS["train-accuracy"].title in columns:
         notes.append("training clients: validation accuracy")
-    elif SCORES["train-rmse"].title in columns:
+    elif SCORE_COLUMNS["train-rmse"].title in columns:
         notes.append("training clients: validation samples")
-    if SCORES["train-micro-f1"].title in columns:
+    if SCORE_COLUMNS["train-micro-f1"].title in columns:
         notes.append("accuracy of several labels: the share of samples whose labels are all right")
-    if SCORES["train-r2"].title in columns:
+    if SCORE_COLUMNS["train-r2"].title in columns:
         notes.append("R²: over the samples of all clients together")
     has_novel = any(title.startswith("novel clients") for title in columns)
     if has_novel:
@@ -230,7 +230,7 @@ def at_saved_models(runs: "DataFrame") -> list[str]:
         if not any(map(other_rounds, done)):
             continue
         main = main_scores(group)[0]
-        shown = SCORES[f"train-{main}"]
+        shown = SCORE_COLUMNS[f"train-{main}"]
         scores = [at_saved_model(summary).get(shown.key) for summary in done]
         known = [shown.score.shown(score) for score in scores if score is not None]
         if known:
@@ -249,7 +249,7 @@ def _cells(runs: "DataFrame", over_seeds: bool) -> dict[str, str]:
             cell = "cannot without labels"
             if role == "train" or _serves_novel(runs):
                 cell = _main_cell(runs, name, role, over_seeds)
-            cells[SCORES[f"{role}-{name}"].title] = cell
+            cells[SCORE_COLUMNS[f"{role}-{name}"].title] = cell
     for key in _further(runs):
         shown = column(key)
         values = runs[f"best {key}"]
@@ -286,7 +286,7 @@ def _main_cell(runs: "DataFrame", name: str, role: str, over_seeds: bool) -> str
     """The main score `name` of a group of clients: mean ± standard deviation over seeds. In a table
     of a single seed, ± is the standard error over clients."""
     key = f"{role}-{name}"
-    shown = SCORES[key]
+    shown = SCORE_COLUMNS[key]
     values = runs[f"best {key}"]
     known = values.dropna()
     decimals = shown.decimals(summarize(values).mean)

@@ -301,7 +301,7 @@ class PersonalizationResult:
         write_files({folder / name: data for name, data in content.items()})
 
 
-def served(
+def result_of(
     client: Client,
     arrays: Arrays,
     message_config: dict[str, Any],

@@ -22,7 +22,7 @@ from fedapps.node.bridge import load_state, reply_of
 from fedapps.results.card import Card, read_card
 from fedapps.results.schema import SummaryFile
 from fedapps.saved import SUMMARY, WHICH, opening, read_former, read_summary, trained_rounds
-from fedapps.service.delivery import PersonalizationResult, PersonalModel, served
+from fedapps.service.delivery import PersonalizationResult, PersonalModel, result_of
 from fedapps.service.inputs import Data, Inputs, read_inputs
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, override, settings
@@ -91,9 +91,9 @@ class FinishedRun:
         if not inputs.share.novel:
             raise ValueError("this is a training client's folder; its own node serves it")
         with opening(self.folder), torch.inference_mode(False), torch.enable_grad(), one_thread():
-            return self._serve(inputs, epsilon)
+            return self._ask_strategy(inputs, epsilon)
 
-    def _serve(self, inputs: Inputs, epsilon: float | None) -> PersonalizationResult:
+    def _ask_strategy(self, inputs: Inputs, epsilon: float | None) -> PersonalizationResult:
         config = self._config_with(epsilon)
         builder = Builder(config, self.method, self.card.info())
         errors: list[ValueError] = []
@@ -122,7 +122,7 @@ class FinishedRun:
         arrays = from_record(to_record(payloads[node]), copy=False)
         message_config = strategy.common_config | strategy.message_config()
         try:
-            return served(client, arrays, message_config, config, self.card, inputs)
+            return result_of(client, arrays, message_config, config, self.card, inputs)
         except ValueError:
             raise
         except Exception as error:

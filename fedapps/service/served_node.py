@@ -12,7 +12,7 @@ from clients.core.client import Client
 from clients.core.protocol import AGAIN, METHOD, RUN_TOKEN
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
-from fedapps.service.delivery import REPORT, PersonalizationResult, served
+from fedapps.service.delivery import REPORT, PersonalizationResult, result_of
 from fedapps.service.inputs import Inputs, read_input_files
 from fedapps.settings.config import completed
 
@@ -80,7 +80,7 @@ def served_by(
             f"the personal part of training client {client.client} is not on this node; a node "
             "keeps it in the state-dir that it trained with, until another run trains it"
         )
-    return served(client, arrays, config, completed(context.run_config), card, inputs)
+    return result_of(client, arrays, config, completed(context.run_config), card, inputs)
 
 
 def reply(message: Message, **metrics: int | float | list[int] | list[float]) -> Message:

@@ -17,7 +17,7 @@ from clients.core.sgd import Adam
 from strategies.core.replies import most_common
 from strategies.core.round_state import Request
 
-Exchanges = Callable[..., list[list[Any]]]  # `PersonalizedStrategy.exchanges`
+Exchanges = Callable[..., list[list[Any]]]  # `PersonalizedStrategy.exchange_together`
 Nodes = Sequence[Any]
 
 STEPS = 40

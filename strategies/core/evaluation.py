@@ -62,7 +62,7 @@ class EvaluatingStrategy(Protocol):
     def training_nodes(self) -> Nodes:
         """The training nodes that are present."""
 
-    def exchanges(self, *requests: Request) -> list[list[Update]]:
+    def exchange_together(self, *requests: Request) -> list[list[Update]]:
         """Send several requests together; see `PersonalizedStrategy`."""
 
 
@@ -184,7 +184,7 @@ class Evaluation:
         strategy = self._strategy
         novel = [node for node in strategy.nodes if node.novel]
         if self._half_distance is None and novel:
-            distances = a_distances(strategy.exchanges, novel, strategy.training_nodes())
+            distances = a_distances(strategy.exchange_together, novel, strategy.training_nodes())
             if np.isfinite(distances).any():
                 # A distance is at least 0, whatever its estimate.
                 self._half_distance = float(np.nanmean(np.maximum(distances, 0.0))) / 2

@@ -84,7 +84,7 @@ class Requirement:
         return self.source.format(self.method)
 
     @property
-    def exchanges(self) -> bool:
+    def needs_exchanges(self) -> bool:
         """Whether the clients answer more than training and evaluation messages."""
         return any("." in offer for offer in self.offers)
 

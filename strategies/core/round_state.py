@@ -20,7 +20,7 @@ class Stop(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One message to each of several nodes, for `PersonalizedStrategy.exchanges`.
+    """One message to each of several nodes, for `PersonalizedStrategy.exchange_together`.
 
     `action` is Flower's message type, such as "query.encode". `payloads` are each node's arrays.
     `config` is added to the config of every message. `like` is that of

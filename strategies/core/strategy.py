@@ -522,10 +522,10 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         node's arrays; `config` is added to the messages' config. `like` gives, by node, arrays of
         the names, shapes and dtypes that a reply must have. Replies are sorted by client id; nodes
         that fail or do not reply are left out, logged and counted in the round."""
-        (updates,) = self.exchanges(Request(action, payloads, config or {}, like or {}))
+        (updates,) = self.exchange_together(Request(action, payloads, config or {}, like or {}))
         return updates
 
-    def exchanges(self, *requests: Request) -> list[list[Update]]:
+    def exchange_together(self, *requests: Request) -> list[list[Update]]:
         """Send several requests together, where none needs the replies of another.
 
         Returns the valid replies to each request."""
@@ -729,7 +729,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
                     arrays = to_record(self.arrays)
                     self._record = arrays
                 return arrays, metrics
-        replies = self._train(self.configure_train(number, arrays, config, self.grid))
+        replies = self._send_train(self.configure_train(number, arrays, config, self.grid))
         aggregated, metrics = self.aggregate_train(number, replies)
         if aggregated is not None:
             arrays = aggregated
@@ -770,7 +770,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         self._accepted = record
         self._record = record if self.arrays is arrays else None
 
-    def _train(self, messages: Iterable[Message]) -> Iterable[Message]:
+    def _send_train(self, messages: Iterable[Message]) -> Iterable[Message]:
         """The replies to train messages, one by one as they arrive if the grid can do so.
 
         Together they are as large as all clients' models."""
@@ -872,7 +872,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         name = type(self).__name__
         if self.keeps_arrays:
             why = "its arrays stay on the server, where no wrapper can add noise to them"
-        elif self.requires is not None and self.requires.exchanges:
+        elif self.requires is not None and self.requires.needs_exchanges:
             why = f"its clients {self.requires.behaviour}, which no wrapper clips"
         elif not self._are_like(record, payloads):
             why = "its clients do not get and return the very arrays that a wrapper clips"

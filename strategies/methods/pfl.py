@@ -199,7 +199,7 @@ class PFLNearest(PFL):
                 "there: serve its run to nodes, or choose pfl-ensemble"
             )
         if new and training:
-            distances = a_distances(self.exchanges, new, training)
+            distances = a_distances(self.exchange_together, new, training)
             for node, row in zip(new, distances, strict=True):
                 if np.isfinite(row).any():
                     self.nearest[node.client] = self._nearest_of(node, row, training).client

@@ -77,12 +77,12 @@ def test_both_sides_of_a_domain_classifier_are_asked_at_once(monkeypatch):
         "query.domain": asked_of_domains,
         "evaluate": 1,
     }
-    together = PersonalizedStrategy.exchanges
+    together = PersonalizedStrategy.exchange_together
 
     def apart(self, *requests):
         return [together(self, request)[0] for request in requests]
 
-    monkeypatch.setattr(PersonalizedStrategy, "exchanges", apart)
+    monkeypatch.setattr(PersonalizedStrategy, "exchange_together", apart)
     other, grid = federate(Counted, **settings)
     assert grid.asked.count("query.domain") == 2 * asked_of_domains
     same(one, other)

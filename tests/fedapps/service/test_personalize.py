@@ -236,7 +236,7 @@ def test_a_client_without_a_model_learns_why(spoiled, reason, run, monkeypatch):
     if spoiled == "inputs":
         inputs.share.everything.x[:] = np.nan
     else:
-        monkeypatch.setattr("fedapps.service.finished_run.served", None)
+        monkeypatch.setattr("fedapps.service.finished_run.result_of", None)
     with pytest.raises(ValueError, match=f"odpfl-hn gives no model for these inputs: .*{reason}"):
         loaded.serve(inputs)
 
