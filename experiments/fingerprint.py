@@ -38,6 +38,7 @@ LARGEST = {  # of settings that decide how long the small run takes
     "embedding-dim": 8,  # an embedding must fit the digits' images
     "som-passes": 5,
 }
+FEW_CLIENTS = {"auto": {"auto.alpha": 0.5, "auto.plays": 2}}  # three in training certify no less
 # Where and how a run is carried out, and settings of the data.
 LEFT_OUT = {
     *SIZE, "partition", "data-dir", "data-seed", "output-dir", "from-dir", "training-dir", "resume",
@@ -64,6 +65,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         of_run = effective(config, name)
         if isinstance(of_run, int) and of_run > largest:
             settings[_key(config, name)] = largest
+    settings |= FEW_CLIENTS.get(method, {})
     if config["partition"] == "preference":
         settings["partition"] = "preference"
     if settings.get("standardize") == "channels":

@@ -120,6 +120,12 @@ def test_the_settings_of_a_fingerprint_by_hand():
     }  # fmt: skip
 
 
+def test_three_training_clients_certify_a_choice_in_the_small_run():
+    settings = settings_of(defaults() | {"method": "auto", "auto.alpha": 0.1})
+    assert settings == {"method": "auto", "local-steps": 3, "auto.alpha": 0.5, "auto.plays": 2}
+    assert fingerprint(settings)
+
+
 def test_every_item_has_a_number_or_the_reason_why_not():
     records = read_records()
     names = set()
