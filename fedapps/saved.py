@@ -351,6 +351,8 @@ def _digest_of_state(text: str, arrays: Arrays) -> str:
 
 def _pack(value: Any, name: str, arrays: Arrays) -> Any:
     """`value` as JSON; its arrays are moved to `arrays`."""
+    if isinstance(value, str | int | float):  # nearly all values, and quickly seen
+        return value
     if isinstance(value, np.ndarray):
         assert name not in arrays, name
         arrays[name] = np.asarray(value, order="C")

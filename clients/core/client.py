@@ -28,7 +28,7 @@ from clients.core.evaluation import (
     score_samples,
 )
 from clients.core.flower_fast import NumPyClient
-from clients.core.layout import layout_of
+from clients.core.layout import layout_of, set_training
 from clients.core.mixed_precision import MixedPrecision
 from clients.core.own_optimizer import OwnOptimizer
 from clients.core.own_scores import OwnScore
@@ -351,7 +351,7 @@ class Client(Configured, NumPyClient):
     def receive(self, arrays: Arrays, config: Config) -> None:
         """Make the model ready to predict, from the arrays that the server sent."""
         self.load(arrays)
-        self.model.eval()
+        set_training(self.model, False)
 
     def tune(self, config: Config) -> None:
         """Train on a novel client's few labeled samples, `share.train`, before scoring.
@@ -517,9 +517,7 @@ class Client(Configured, NumPyClient):
 
         `options` replace the arguments of `sgd`: parameters, samples, rows, loss, lr, …"""
         layout = layout_of(self.model)
-        in_training_mode = all(module.training for module in layout.children)
-        if not (self.model.training and in_training_mode):  # `train` is slow even without a change
-            self.model.train()
+        set_training(self.model, True)
         lr = self.lr
         if self._tunes and self.novel_lr:
             lr = self.novel_lr

@@ -262,11 +262,12 @@ def score_samples(
         return 0.0, 0, metrics
     targets = client.targets
     main = TASKS[targets.task].main.name
-    y = y[labeled]
+    rows = slice(None) if count == len(y) else labeled  # nearly always the first, without a copy
+    y = y[rows]
     if in_full:
         for name, z in client.intermediate_logits.items():
-            metrics[f"{name}-{main}"] = main_of(z[labeled], y, targets)
-    logits = logits[labeled]
+            metrics[f"{name}-{main}"] = main_of(z[rows], y, targets)
+    logits = logits[rows]
     metrics[prefix + main] = main_of(logits, y, targets)
     if select == "macro-f1" and targets.task in (CLASSES, BINARY):
         metrics[prefix + select] = macro_f1(y, predicted(logits, targets))

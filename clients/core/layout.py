@@ -73,3 +73,11 @@ def layout_of(model: nn.Module) -> Layout:
         layout = Layout(model)
         _layouts[model] = layout
     return layout
+
+
+def set_training(model: nn.Module, training: bool) -> None:
+    """Put the network into training mode, or into evaluation mode. `nn.Module.train` is slow even
+    where it changes nothing."""
+    modules = (model, *layout_of(model).children)
+    if any(module.training != training for module in modules):
+        model.train(training)

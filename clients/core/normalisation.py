@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.core.layout import set_training
+
 NORMALISATION = (
     nn.modules.batchnorm._BatchNorm,
     nn.GroupNorm,
@@ -40,7 +42,7 @@ def normalisation(model: nn.Module) -> list[nn.Module]:
 
 def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
     """Put `model` into evaluation mode; if `on`, its normalisation layers use batch statistics."""
-    model.eval()
+    set_training(model, False)
     for module in normalisation(model):
         module.train(on)
     return model
