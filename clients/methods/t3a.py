@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
+from clients.core.layout import set_training
 from clients.core.normalisation import entropies
 from clients.models.head import head_of
 from fedapps.common.settings import COUNT, setting
@@ -53,7 +54,7 @@ class T3AClient(Client):
 
     def update(self, x: Tensor) -> Tensor:
         """z · c_k (n, C) after x has joined the sets."""
-        self.model.eval()
+        set_training(self.model, False)
         parts = self.parts(x)
         with torch.no_grad():
             with self.without_head():
@@ -80,18 +81,19 @@ class T3AClient(Client):
 
     def join(self, z: Tensor) -> None:
         """Add features z (n, d) to the sets, each under the class that the classifier predicts."""
-        classes = torch.arange(len(self.head.weight), device=z.device)
+        num_classes = len(self.head.weight)
         supports = self.stream
         if not supports:
+            classes = torch.arange(num_classes, device=z.device)
             supports = {"features": self.head.weight.detach(), "label": classes}  # all ω_k
         features = torch.cat([supports["features"], z])
         log_p = self.head(features).log_softmax(1)
         entropy = entropies(log_p)
         predicted = log_p[len(supports["label"]) :].argmax(1)
         label = torch.cat([supports["label"], predicted])
+        counts = label.bincount(minlength=num_classes).tolist()
         kept = []
-        for k in classes:
-            rows = torch.nonzero(label == k)[:, 0]
+        for rows in label.argsort(stable=True).split(counts):  # those of class 0, 1, …
             by_entropy = rows[entropy[rows].argsort()]
             kept.append(by_entropy[: self.supports or len(rows)])
         kept_rows = torch.cat(kept)
@@ -100,11 +102,9 @@ class T3AClient(Client):
     def templates(self) -> Tensor:
         """c (C, d), the mean of each class's normalised features."""
         features = F.normalize(self.stream["features"])
-        label = self.stream["label"]
-        means = []
-        for k in range(len(self.head.weight)):
-            means.append(features[label == k].mean(0))
-        c = torch.stack(means)
+        # The sets stand one after the other, by class.
+        counts = self.stream["label"].bincount(minlength=len(self.head.weight)).tolist()
+        c = torch.stack([members.mean(0) for members in features.split(counts)])
         if self.unit_templates:
             c = F.normalize(c)
         return c
