@@ -132,6 +132,7 @@ def clients(runs: "DataFrame") -> "Figure":
                 positions=[place],
                 widths=0.6,
                 showfliers=False,
+                manage_ticks=False,  # each box would set those of all, which are set below
                 medianprops={"color": "black", "linewidth": 2},
             )
             points = axis.scatter(
