@@ -64,11 +64,7 @@ class SHOTClient(TENTClient):
         labels = pseudo_labels(torch.cat(features), class_logits(logits).softmax(1))
         self._labels_of_parts = labels.split([len(part) for part in parts])
 
-    def start_of_backward(self, logits: Tensor, weight: Tensor, part: int) -> tuple[Tensor, Tensor]:
-        """The objective of logits (n, C), and `weight`."""
-        return self.information_loss(logits, part), weight
-
-    def information_loss(self, logits: Tensor, part: int = 0) -> Tensor:
+    def objective(self, logits: Tensor, part: int = 0) -> Tensor:
         """H(Y|X) − `diversity` · H(Y) + `pseudo_weight` · CE(ŷ) of logits (n, C)."""
         logits = class_logits(logits)
         mean = logits.softmax(1).mean(0)

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from clients.core.client import Client
 from clients.core.normalisation import (
     batch_statistics,
-    class_logits,
     entropy,
     normalisation,
     with_statistics,
 )
 from clients.core.sgd import SGD
-from fedapps.common.class_members import Renamed
 from fedapps.common.settings import COUNT, NONNEGATIVE, RATE, setting
 from fedapps.common.tasks import CLASS_PROBABILITIES
 
@@ -33,7 +31,6 @@ class TENTClient(Client):
 
     The weight decay is that of local SGD. A stream of inputs adapts without a reset."""
 
-    objective = Renamed("start_of_backward")
     tasks = CLASS_PROBABILITIES
     supports_streaming = True
     rates = ("lr", "adapt_lr")
@@ -82,14 +79,13 @@ class TENTClient(Client):
             logits_of_parts = []
             for number, part in enumerate(parts):
                 z = self.model(part)
-                weight = z.new_ones(())
-                # To multiply and divide by 1 would cost a small network time in every step.
-                if self.bits:
-                    weight = weight / math.log(2)
+                objective = self.objective(z, number)
+                # To multiply and divide by 1 would take a tenth of a small network's step.
                 if len(parts) > 1:
-                    weight = weight * (len(part) / len(x))
-                output, gradient = self.start_of_backward(z, weight, number)
-                output.backward(gradient, inputs=adapted)
+                    objective = objective * (len(part) / len(x))
+                if self.bits:
+                    objective = objective / math.log(2)
+                objective.backward(inputs=adapted)
                 logits_of_parts.append(z.detach())
             if step == 0:
                 self.intermediate_logits["base"] = torch.cat(logits_of_parts)
@@ -117,19 +113,10 @@ class TENTClient(Client):
     def prepare_steps(self, x: Tensor) -> None:
         """Prepare the steps on the inputs x, with the network as it is before the first one."""
 
-    def start_of_backward(self, logits: Tensor, weight: Tensor, part: int) -> tuple[Tensor, Tensor]:
-        """A tensor that follows from logits (n, C), and the gradient in it of `weight` times the
-        objective, from which autograd goes on. The logits are those of the inputs' part number
-        `part`.
-
-        The objective is the mean entropy H̄ = −mean_i Σ_c p_ic log p_ic. In log p its gradient is
-        ∂H̄/∂log p_ic = −(p_ic log p_ic + p_ic) / n: for autograd to find it would take a tenth of a
-        small network's step."""
-        output = class_logits(logits).log_softmax(1)
-        log_p = output.detach()
-        p = log_p.exp()
-        scale = -(weight / len(p))
-        return output, scale * log_p * p + scale * p
+    def objective(self, logits: Tensor, part: int = 0) -> Tensor:
+        """The objective that adaptation minimises: the mean entropy of logits (n, C), those of the
+        inputs' part number `part`."""
+        return entropy(logits)
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The adapted network, whose normalisation uses the statistics of x."""

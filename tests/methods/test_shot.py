@@ -17,7 +17,7 @@ def test_information_maximisation_by_hand(diversity, expected):
     H(Y) = 0.661563."""
     client = SHOTClient(Plain(), share(X, [0, 1]), diversity=diversity)
     logits = torch.tensor([[math.log(3), 0.0], [1.0, 1.0]])
-    assert float(client.information_loss(logits)) == pytest.approx(expected, abs=1e-5)
+    assert float(client.objective(logits)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_shot_moves_everything_but_the_head_and_only_for_the_prediction():
@@ -25,9 +25,9 @@ def test_shot_moves_everything_but_the_head_and_only_for_the_prediction():
     model = build_model("mlp-small", (1, 2, 2), 3, 0)
     client = SHOTClient(model, share(x, [0] * 6), lr=0.5, adapt_steps=3)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    own = client.information_loss(model.eval()(x).detach())
+    own = client.objective(model.eval()(x).detach())
     logits = client.predict(x)
-    assert client.information_loss(logits) < own
+    assert client.objective(logits) < own
     served = client.personal_model(x).state_dict()
     assert torch.equal(served["head.weight"], before["head.weight"])
     assert not torch.equal(served["layers.0.weight"], before["layers.0.weight"])
@@ -66,7 +66,7 @@ def test_shot_weighs_the_cross_entropy_of_pseudo_labels():
     client._labels_of_parts = (torch.tensor([0, 1]),)
     logits = torch.tensor([[math.log(3), 0.0], [1.0, 1.0]])
     expected = 0.296959 + 0.3 * 0.490415
-    assert float(client.information_loss(logits)) == pytest.approx(expected, abs=1e-5)
+    assert float(client.objective(logits)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_shot_adapts_to_the_pseudo_labels_of_all_parts():
