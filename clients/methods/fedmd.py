@@ -6,6 +6,7 @@ round a client fits the consensus ("digest"), trains on its data ("revisit") and
 novel client digests the consensus from its initial model. The loss "mae" of logits is that of the
 authors' code, "kl" that of FedTTA's comparison (`clients.methods._divergence.divergence`)."""
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,10 @@ FLOAT16 = setting(False, "send logits as float16")
 PUBLIC_SAMPLES = "public-samples"
 CLASSES = "classes"
 RESETTABLE = (nn.Linear, nn.Conv2d, *NORMALISATION)
+# Of a novel client by default: at least so many epochs, and so many mini-batches. With a small
+# public set twenty epochs are too few steps for a model that starts untrained.
+NOVEL_EPOCHS = 20
+NOVEL_STEPS = 1000
 Logits = dict[str, Tensor]  # sets of logits (m, C) on the public set, by name
 
 
@@ -50,7 +55,10 @@ class FedMDClient(Client):
 
     digest_epochs = setting(1, "epochs on the public set in a round", POSITIVE_INT)
     novel_digest_epochs = setting(
-        20, "epochs of a novel client on the public set; it starts untrained", POSITIVE_INT
+        0,
+        "epochs of a novel client on the public set; it starts untrained; 0: twenty, or more until "
+        "there are a thousand mini-batches",
+        COUNT,
     )
     public_batch_size = setting(0, "public samples of a mini-batch; 0: batch-size", COUNT)
     digest_loss = setting("mae", "loss of public logits", ("mae", "kl"))
@@ -95,8 +103,15 @@ class FedMDClient(Client):
         """Load the client's model; a novel client then digests the consensus."""
         self.resume(config)
         if self.share.novel and arrays:
-            self.digest(arrays, config, self.novel_digest_epochs)
+            self.digest(arrays, config, self.epochs_of_novel_client())
         self.model.eval()
+
+    def epochs_of_novel_client(self) -> int:
+        """`novel_digest_epochs`; for 0 at least `NOVEL_EPOCHS`, and `NOVEL_STEPS` mini-batches."""
+        if self.novel_digest_epochs:
+            return self.novel_digest_epochs
+        batches_per_epoch = math.ceil(len(self.public) / self.public_batch_size)
+        return max(NOVEL_EPOCHS, math.ceil(NOVEL_STEPS / batches_per_epoch))
 
     def resume(self, config: Config) -> None:
         """Load the model of the last round; before the first round the initial weights."""

@@ -120,6 +120,17 @@ def test_a_round_digests_then_revisits_then_communicates():
         assert done[3:] == [7] * novel
 
 
+@pytest.mark.parametrize(("batch", "epochs"), [(3, 250), (10, 1000), (0, 334)])
+def test_a_novel_client_takes_a_thousand_steps_on_a_small_public_set(batch, epochs):
+    """Ten public samples: an epoch is four mini-batches of three, one of all, or three of four."""
+    assert client(public_batch_size=batch).epochs_of_novel_client() == epochs
+
+
+def test_a_novel_client_takes_twenty_epochs_of_a_large_public_set():
+    """A hundred mini-batches of one."""
+    assert client(public=100, public_batch_size=1).epochs_of_novel_client() == 20
+
+
 def test_every_public_sample_is_fitted_to_its_own_row_of_the_consensus():
     """Two passes over ten samples in batches of 3, 3, 3 and 1, in an order of each round's own."""
     one = client(public_batch_size=3)
@@ -259,7 +270,8 @@ def test_an_initialization_of_its_own():
 @EACH
 def test_training_clients_validate_a_novel_clients_model_too(cls):
     """Both on the same samples: that of a client with a state, and that of one without."""
-    trained, novel = client(cls, client=4), client(cls, client=4, novel=True)
+    trained = client(cls, client=4, novel_digest_epochs=20)
+    novel = client(cls, client=4, novel=True, novel_digest_epochs=20)
     consensus, _, _ = trained.train({}, {"server-round": 1})
     config = {"server-round": 2, "select": "loss"}
     novel.share = replace(novel.share, everything=trained.share.validation)
