@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from malformed_replies import MALFORMED, OPENINGS, due_cause
-from small_runs import FEW, NEEDS, WEE, answering
+from small_runs import FEWER, NEEDS, WEE, answering
 
 from clients.core.arrays import from_record
 from fedapps.clientapp import answer, app
@@ -17,7 +17,7 @@ from fedapps.serverapp import run
 from fedapps.settings.config import defaults
 
 SMALL = {"num-clients": 8, "train-fraction": 0.875, "local-steps": 1, "evaluate-every": 4}
-SMALL |= {"model": "mlp-small"} | FEW
+SMALL |= {"model": "mlp-small"} | FEWER
 HOSTILE = 3  # of seven training clients; one more never identifies itself properly
 FAILING, MALFORMING = 0.3, 0.1  # shares of the replies
 SEEDS = range(5)

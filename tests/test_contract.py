@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import wire_table
 from flwr.app import ArrayRecord
-from small_runs import FEW, LATE, NEEDS, WEE, answering
+from small_runs import FEWER, LATE, NEEDS, WEE, answering
 
 import partitions
 from clients.core.arrays import from_record, to_record
@@ -43,7 +43,7 @@ _SERVERS = {(m.strategy, m.client.exchanges): name for name, m in reversed(METHO
 EVERY_SERVER = pytest.mark.parametrize("method", sorted(_SERVERS.values()))
 SMALL = {"num-clients": 6, "rounds": 3, "local-steps": 2, "evaluate-every": 3}
 # Less work on digits; other data keep the defaults.
-LESS = {"model": "mlp-small", "batch-size": 16} | FEW
+LESS = {"model": "mlp-small", "batch-size": 16} | FEWER
 
 
 @pytest.fixture(scope="module", params=METHODS)

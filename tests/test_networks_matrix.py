@@ -11,7 +11,7 @@ import networks_with_parts
 import numpy as np
 import pytest
 import torch
-from small_runs import FEW, NEEDS, WEE, Watched, left, states
+from small_runs import FEWER, NEEDS, WEE, Watched, left, states
 
 import fedapps
 import partitions
@@ -31,9 +31,8 @@ from fedapps.settings.config import defaults
 from strategies.core.strategy import PersonalizedStrategy
 
 KINDS = ("Norm", "Dropout", "Frozen", "Tied", "Buffers", "Everything")
-SMALL = (
-    defaults() | WEE | FEW | {"num-clients": 4, "rounds": 2, "local-steps": 2, "evaluate-every": 2}
-)
+SMALL = defaults() | WEE | FEWER
+SMALL |= {"num-clients": 4, "rounds": 2, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "lg-fedavg.fedavg-rounds": 1, "batch-size": 16}
 NORMED = ("fedbn", "bn-adapt")
 REFUSED = {(m, kind): f"{m} needs .*{kind}" for m in NORMED for kind in KINDS[1:5]} | {

@@ -26,7 +26,12 @@ TINY = {
     "fedmd": {"novel_digest_epochs": 1},
     "heterotent": {"novel_digest_epochs": 1},
     "heterofedtta": {"novel_digest_epochs": 1},
-    "fedthe+": {"views": 2, "adapt_steps": 1},
+    "fedtta++": {"max_steps": 3},
+    "fedtta++-guarded": {"max_steps": 3},
+    "shot": {"adapt_steps": 2},
+    "fedthe": {"mixing_steps": 2},
+    "fedthe+": {"views": 2, "adapt_steps": 1, "mixing_steps": 2},
+    "fedrep": {"head_epochs": 2},
     "memo": {"views": 2},
     "auto": {"alpha": 0.5},  # two clients certify no less than 1/3
     "lg-fedavg": {"fedavg_rounds": 1},

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from small_runs import FEW, NEEDS, WEE, Cut, cut_before, left
+from small_runs import FEWER, NEEDS, WEE, Cut, cut_before, left
 
 from fedapps import files
 from fedapps.clientapp import app
@@ -26,7 +26,7 @@ from strategies.core.strategy import PersonalizedStrategy
 
 SMALL = defaults() | WEE | {"num-clients": 4, "rounds": 4, "local-steps": 2, "evaluate-every": 2}
 SMALL |= {"checkpoint-every": 1, "fraction-train": 0.5, "train-fraction": 0.75}
-SMALL |= {"model": "mlp-small", "batch-size": 16} | FEW
+SMALL |= {"model": "mlp-small", "batch-size": 16} | FEWER
 TWO_PHASE = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
 ADAM = {"odpfl-hn.server-optimizer": "adam", "odpfl-hn.server-lr": 0.001}
 LATE = {"latency": "lognormal", "latency-sigma": 0.0, "latency-slow-share": 0.34,
@@ -102,7 +102,8 @@ FEDPER = {"rounds": 3, "evaluate-every": 1}
 def test_killed_between_any_two_writes(tmp_path, monkeypatch):
     """A file is written by renaming it: the run dies before, or after, the first rename, the
     second, … until it has none left, and what it had begun to append is half a line."""
-    go(tmp_path / "whole", "fedper", FEDPER)
+    config = FEDPER | {"num-clients": 3, "train-fraction": 0.67}
+    go(tmp_path / "whole", "fedper", config)
     expected, written, survived = left(tmp_path / "whole"), 0, False
     while not survived:
         folder, renames, replace = tmp_path / f"cut-{written}", [], os.replace
@@ -119,12 +120,12 @@ def test_killed_between_any_two_writes(tmp_path, monkeypatch):
             patch.setattr(os, "replace", dying)
             patch.setattr(Recorder, "__exit__", dead_or_done(Recorder.__exit__))
             try:
-                go(folder, "fedper", FEDPER)
+                go(folder, "fedper", config)
                 survived = True
             except Cut:
                 with (folder / "metrics.jsonl").open("a") as file:
                     file.write('{"round": 7, "los')
-        go(folder, "fedper", FEDPER, resume=True)
+        go(folder, "fedper", config, resume=True)
         assert left(folder) == expected, written
         written += 1
     assert written > 2 * 3 * 4  # before and after config, then model, summary, checkpoint a round

@@ -34,11 +34,16 @@ from strategies.core.round_state import Round
 from strategies.core.strategy import PersonalizedStrategy
 from strategies.methods.fedavg import FedAvg
 
-# Hypernetworks and passes over the public set take most of the time of a small run.
+# Hypernetworks, passes over the public set and adaptation take most of the time of a small run.
 WEE = {
     **{f"{method}.hidden-dim": 8 for method in ("pfedhn", "pfedhn-pc", "odpfl-hn", "pefll")},
     **{f"pfl-{which}.hidden-dim": 8 for which in ("sampled", "nearest", "ensemble")},
     **{f"{method}.novel-digest-epochs": 2 for method in ("fedmd", "heterotent", "heterofedtta")},
+    **{f"{method}.max-steps": 3 for method in ("fedtta++", "fedtta++-guarded")},  # of up to 50
+    **{f"{method}.adapt-steps": 3 for method in ("tent", "heterotent", "shot")},
+    **{f"{method}.mixing-steps": 3 for method in ("fedthe", "fedthe+")},
+    "fedrep.head-epochs": 2,
+    "fedbabu.tune-epochs": 2,
     "fedthe+.views": 2,
     "fedthe+.adapt-steps": 1,
     "memo.views": 2,
@@ -51,6 +56,7 @@ WEE = {
 # A hundred samples for each of six clients; the other digits are a public set, which few methods
 # read.
 FEW = {"partition.public-samples": 1200}
+FEWER = {"partition.public-samples": 1500}  # half as many
 ALL_SAMPLES = {"partition.public-samples": 0}  # of other data, or of digits that are to be many
 
 # Six clients of the embedded digits, two rounds, each evaluated.
