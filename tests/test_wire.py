@@ -56,7 +56,8 @@ def test_every_method_of_the_page_exists():
         assert methods in others or set(methods) <= METHODS.keys(), message
 
 
-PRIVATE = {"dp-noise-multiplier": 1.0, "rounds": 1, "fedembed.assignment": "type"} | TASTES
+PRIVATE = small_runs.TASTES | {"fedembed.assignment": "type"}
+PRIVATE |= {"dp-noise-multiplier": 1.0, "rounds": 1, "num-clients": 6}
 
 
 @pytest.mark.parametrize(

@@ -130,13 +130,13 @@ def data_of(task):
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in {*TASTES, "fedbn", "bn-adapt"}])
 def test_any_method_runs_around_a_users_network(method, my_app):
-    """Two rounds with three labeled nodes and an unlabeled one, of 40 samples each; a network
+    """Two rounds with three labeled nodes and an unlabeled one, of 24 samples each; a network
     without a `head`, and without the batch normalisation that FedBN and BN-adapt need."""
     task = my_app("task")
 
     def data(context):
         loaders = [
-            DataLoader(Subset(loader.dataset, range(40)), loader.batch_size, shuffle=True)
+            DataLoader(Subset(loader.dataset, range(24)), loader.batch_size, shuffle=True)
             for loader in data_of(task)(context)
         ]
         if context.node_config["partition-id"] == 3:

@@ -1,6 +1,6 @@
 """Clients of other packages, over small and unequal shares of the digits, and what they send.
 
-The first is Flower's quickstart of docs/how-to/flower-app.md. Nodes 1, 2 and 3 hold 20, 30 and 50
+The first is Flower's quickstart of docs/how-to/flower-app.md. Nodes 1, 2 and 3 hold 10, 15 and 25
 samples."""
 
 import warnings
@@ -18,7 +18,7 @@ import fedapps
 from clients.core.arrays import Arrays, from_record
 from fedapps.engines.in_process_grid import InProcessGrid
 
-SIZES = (20, 30, 50)
+SIZES = (10, 15, 25)
 DIGITS = load_digits()
 
 

@@ -33,7 +33,7 @@ def run(tmp_path_factory):
     def folder(name, **changes):
         place = root / name
         if not place.is_dir():
-            changes |= NEEDS.get(name, {}) if name == "bn-adapt" else {}
+            changes |= NEEDS.get(name, {}) if name in ABLE else {}
             key = f"{name}.test-batch-size"  # a served client adapts to all of its inputs
             changes |= {key: 0} if key in SMALL and name != "btfl" else {}
             run_in_process(SMALL | {"method": name, "output-dir": str(place)} | changes)
