@@ -33,7 +33,7 @@ from fedapps.service.inputs import read_input_files
 from partitions import federation
 from partitions.inspect import export
 
-CASES, MANY = 120, 2400
+CASES, MANY = 60, 2400
 COMMAND = get_command(cli)  # made once: a tenth of the time of all calls
 COMMANDS = {
     "show": ["show", "RUN"],
@@ -136,11 +136,11 @@ def watch(event, arguments):
 
 
 def without_layout(savefig):
-    """`savefig` of figures whose panels stay where they are."""
+    """`savefig` of whole figures, of few pixels, whose panels stay where they are."""
 
     def save(figure, *arguments, **options):
         figure.set_layout_engine("none")
-        return savefig(figure, *arguments, **options)
+        return savefig(figure, *arguments, **options | {"dpi": 20})
 
     return save
 
@@ -181,9 +181,8 @@ def strangers(runs, tmp_path, monkeypatch):
     monkeypatch.setenv(external_code.VARIABLE, "")
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    savefig = Figure.savefig
-    # Whole figures, of few pixels.
-    monkeypatch.setattr(Figure, "savefig", lambda *args, **to: savefig(*args, **to | {"dpi": 20}))
+    # To lay a figure out takes as long as to draw it, and reads the same texts.
+    monkeypatch.setattr(Figure, "savefig", without_layout(Figure.savefig))
     for source in runs:  # as they are, they are opened; libraries look around when first used
         run = tmp_path / source.name
         shutil.copytree(source, run)
@@ -197,8 +196,6 @@ def strangers(runs, tmp_path, monkeypatch):
             able = name != "serve" and method in ABLE.get(name, RUNS)
             assert opened(name, run, tmp_path) == (0 if able else 2), (name, run.name)
         shutil.rmtree(run)
-    # To lay a figure out takes as long as to draw it, and reads the same texts.
-    monkeypatch.setattr(Figure, "savefig", without_layout(Figure.savefig))
     sys.addaudithook(watch)  # for good: it cannot be taken off
 
     def look(name, run):
@@ -256,7 +253,7 @@ def test_data_of_a_stranger_are_read_or_refused(tmp_path):
     """Exported folders with anything exchanged, and arrays without rows."""
     source = export(federation(SMALL), tmp_path / "clients")[0]
     card = make_card(SMALL)
-    for case in range(CASES):
+    for case in range(120):
         draw = random.Random(f"data {case}")
         folder = tmp_path / "one"
         shutil.copytree(source, folder)
