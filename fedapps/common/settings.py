@@ -307,10 +307,15 @@ def key_of(name: str) -> str:
     return name.replace("_", "-")
 
 
-def keyword_arguments(config: Mapping[str, Value], section: str) -> dict[str, Value]:
-    """The settings in a section of a configuration by the attributes that they set; "" is the
-    section of common keys."""
-    return {name: config[key] for key, name in _sections(tuple(config)).get(section, ())}
+def keyword_arguments(config: Mapping[str, Value], *sections: str) -> dict[str, Value]:
+    """The settings in sections of a configuration by the attributes that they set, those of a later
+    section over those of an earlier one; "" is the section of common keys."""
+    by_section = _sections(tuple(config))
+    arguments: dict[str, Value] = {}
+    for section in sections:
+        for key, name in by_section.get(section, ()):
+            arguments[name] = config[key]
+    return arguments
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,6 @@
 One file that needs no other file and no network, from the template report.html. Jinja escapes
 every name; the figures are those of `fedapps plot`."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -31,7 +30,7 @@ from fedapps.results.runs import (
 )
 from fedapps.results.table import results
 from fedapps.settings.config import defaults, relevant
-from fedapps.settings.saved_configurations import COMMANDS
+from fedapps.settings.saved_configurations import COMMANDS, configuration_file
 from partitions.rules.registry import RULES
 
 if TYPE_CHECKING:
@@ -377,10 +376,9 @@ def _commands(folder: Path) -> list[str]:
 
 def _versions(folder: Path) -> str:
     """The versions of the libraries that a run used."""
-    file = folder / "config.toml"
-    if not file.is_file():
+    if not (folder / "config.toml").is_file():
         return ""
-    versions = tomllib.loads(file.read_text("utf-8")).get("versions", {})
+    versions = configuration_file(folder).get("versions", {})
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 

@@ -3,7 +3,6 @@
 Whatever cannot be read is left out, and described in one sentence."""
 
 import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,12 @@ from fedapps.results.schema import (
     mismatch,
 )
 from fedapps.settings.config import defaults, relevant
-from fedapps.settings.saved_configurations import CIRCUMSTANCES, ordered, ordered_names
+from fedapps.settings.saved_configurations import (
+    CIRCUMSTANCES,
+    configuration_file,
+    ordered,
+    ordered_names,
+)
 from fedapps.settings.variants import Variant
 
 if TYPE_CHECKING:
@@ -387,7 +391,7 @@ def _read(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ValueError(f"no {name}; the run was never evaluated, or this is no run")
     try:
-        config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+        config = configuration_file(folder)
         Settings.model_validate(config)
         result = SummaryFile.validate_json((folder / "summary.json").read_bytes())
     except ValidationError as error:

@@ -1,6 +1,5 @@
 """Sweeps that continue: finished runs are skipped, the others resume."""
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,12 @@ from fedapps.files import FORMAT
 from fedapps.results.schema import Summary, SummaryFile
 from fedapps.saved import CHECKPOINTS
 from fedapps.settings.config import Config, defaults, override
-from fedapps.settings.saved_configurations import differences, run_configuration, run_folders
+from fedapps.settings.saved_configurations import (
+    configuration_file,
+    differences,
+    run_configuration,
+    run_folders,
+)
 from fedapps.settings.variants import Variant
 
 
@@ -58,7 +62,7 @@ def unfinished(folder: Path) -> Config | None:
 
 def _configuration(folder: Path) -> Config | None:
     try:
-        config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+        config = configuration_file(folder)
         if config.pop("versions")["results"] != FORMAT:
             return None
         return override(defaults(), config, all_methods=False)

@@ -313,7 +313,7 @@ def relevant(config: Mapping[str, Value]) -> Config:
 def settings(config: Mapping[str, Value], method: str) -> dict[str, Any]:
     """Keyword arguments for a method's strategy and client: its own section over the common
     keys, with underscores for hyphens."""
-    return keyword_arguments(config, "") | keyword_arguments(config, method)
+    return keyword_arguments(config, "", method)
 
 
 def effective(config: Mapping[str, Value], key: str) -> Value | None:

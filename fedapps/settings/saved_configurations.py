@@ -2,7 +2,9 @@
 
 import tomllib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from fedapps.common.external_code import Value
 from fedapps.common.settings import present_keys
@@ -35,11 +37,23 @@ def run_folders(folder: Path) -> list[Path]:
     return [f for f in (folder, *inside) if (f / "config.toml").is_file()]
 
 
+def configuration_file(run: Path) -> dict[str, Any]:
+    """The content of a run's config.toml. Raises OSError if it cannot be read, ValueError or
+    RecursionError if it is no TOML."""
+    return dict(_parsed((run / "config.toml").read_text("utf-8")))
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> dict[str, Any]:
+    """The tables in a text. A command reads each run's file several times."""
+    return tomllib.loads(text)
+
+
 def run_configuration(run: Path) -> Config:
     """What a run was configured with. Raises ValueError, naming the file, if it is not whole."""
     file = run / "config.toml"
     try:
-        config = tomllib.loads(file.read_text("utf-8"))
+        config = configuration_file(run)
         config.pop("versions", None)
         return override(defaults(), present_keys(config, silent=True), all_methods=False)
     except (ValueError, RecursionError) as error:
