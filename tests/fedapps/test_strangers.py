@@ -33,7 +33,13 @@ from fedapps.service.inputs import read_input_files
 from partitions import federation
 from partitions.inspect import export
 
-CASES, MANY = 60, 2400
+# Of 120 draws those that show every outcome: each command with each sentence that refuses.
+CASES = (
+    3, 4, 7, 10, 11, 14, 16, 19, 20, 21, 23, 29, 32, 35, 40, 49, 51, 52, 53, 56, 58, 60, 62,
+    63, 64, 65, 66, 70, 71, 72, 74, 80, 82, 84, 87, 91, 92, 95, 97, 98, 101, 104, 105, 107,
+    109, 119,
+)  # fmt: skip
+MANY = range(2400)
 COMMAND = get_command(cli)  # made once: a tenth of the time of all calls
 COMMANDS = {
     "show": ["show", "RUN"],
@@ -213,7 +219,7 @@ def strangers(runs, tmp_path, monkeypatch):
 
     def open_all(cases, seed):
         found = {}  # by the last lines
-        for case in range(cases):
+        for case in cases:
             draw = random.Random(f"{seed} {case}")
             source = draw.choice(runs)
             run = tmp_path / source.name
