@@ -497,7 +497,7 @@ def test_each_rounds_statistics_are_of_the_training_clients_that_answered_in_it(
     def moments():
         return strategy.moments.mean.item(), strategy.moments.variance.item()
 
-    strategy.exchanges = at_once(exchange)
+    strategy.exchange_together = at_once(exchange)
     got |= {0: 1.0, 1: 5.0, 2: 3.0, 9: 100.0}
     assert strategy.broadcast({}, nodes[:2]).keys() == set(nodes[:2])
     assert moments() == (3.0, pytest.approx(8 / 3))

@@ -212,7 +212,7 @@ def test_nearest_by_hand(monkeypatch):
 
     monkeypatch.setattr(pfl, "a_distances", distances)
     strategy = PFLNearest()
-    strategy.exchange, strategy.exchanges = exchange, at_once(exchange)
+    strategy.exchange, strategy.exchange_together = exchange, at_once(exchange)
     arrays = strategy.initialize({"w": np.zeros(1), "head.bias": np.zeros(1)})
     training = [Node(i, 50 + i) for i in (1, 5, 12)]
     novel = [Node(i, 50 + i, novel=True) for i in (7, 8, 9)]
