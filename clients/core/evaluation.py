@@ -312,7 +312,10 @@ def predict_novel(client: Client, x: Tensor) -> Tensor:
             intermediate[name].append(z)
         for name, value in client.adaptation_metrics.items():
             metrics[name].append(value)
-    client.intermediate_logits = {name: torch.cat(z) for name, z in intermediate.items()}
+    client.intermediate_logits = {}
+    for name, parts in intermediate.items():
+        if len(parts) == len(logits):  # a batch without them has no such score
+            client.intermediate_logits[name] = torch.cat(parts)
     client.adaptation_metrics = {name: sum(v) / len(v) for name, v in metrics.items()}
     return torch.cat(logits)
 

@@ -175,7 +175,10 @@ class AutoClient(HoldingOut):
             number = f"{len(inputs)} inputs are" if len(inputs) > 1 else "1 input is"
             reason = f"{KEPT}: {number} fewer than the {SIZES[0]} that a choice needs"
             self.choice = Choice(NONE, reason)
-            return super().predict(x)
+            logits = super().predict(x)
+            self.intermediate_logits = {"base": logits}
+            self.adaptation_metrics = self.chosen(KEEP)
+            return logits
         case, views = self.case(inputs)
         before = len(inputs) - len(x)
         base = views[""][before:]
@@ -213,10 +216,14 @@ class AutoClient(HoldingOut):
             "changed": float(decision.changed[first]) if able.any() else 0.0,
             "win-rate": float(decision.win_rates[first]) if able.any() else 0.0,
             "expected-gain": self.expected_gain(decision),
-            "chosen-none": float(decision.choice == KEEP),
         }
+        return metrics | self.chosen(decision.choice)
+
+    def chosen(self, choice: int) -> Metrics:
+        """1 for the choice, KEEP or the place of a candidate, and 0 for the others."""
+        metrics: Metrics = {"chosen-none": float(choice == KEEP)}
         for place, name in enumerate(self.names):
-            metrics[f"chosen-{name}"] = float(decision.choice == place)
+            metrics[f"chosen-{name}"] = float(choice == place)
         return metrics
 
     @staticmethod

@@ -13,6 +13,7 @@ import partitions
 from clients.core.client import Client
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.tallies import derivatives
+from clients.core.evaluation import predict_novel
 from clients.core.label_shift import log_q_by_em
 from clients.methods import _batchwise
 from clients.methods._batchwise import pooled_moments
@@ -124,8 +125,24 @@ def test_each_choice_is_its_correction(place, name):
         assert metrics["chosen-none"] == 1 and metrics["expected-gain"] == 0
     # No newcomer had fewer than 20 inputs, so nothing is known of a client with 19.
     torch.testing.assert_close(other.predict(x[:19]), Client.predict(other, x[:19]))
-    assert other.adaptation_metrics == {}
+    assert other.adaptation_metrics == {
+        "chosen-none": 1, "chosen-bbse": 0, "chosen-bn0": 0, "chosen-bn16": 0
+    }  # fmt: skip
     assert other.choice == ("none", f"{KEPT}: 19 inputs are fewer than the 20 that a choice needs")
+
+
+def test_a_last_batch_that_is_too_small_for_a_choice_keeps_the_model():
+    """25 inputs in batches of 20: the five have FedAvg's logits, and are one of two batches."""
+    client = training_client(candidates="bbse")
+    other, x = served(client, source_of(client), rule_that_chooses(client, 0))
+    other.novel_batch = 20
+    z = predict_novel(other, x)
+    base = Client.predict(other, x)
+    torch.testing.assert_close(z[20:], base[20:])
+    torch.testing.assert_close(other.intermediate_logits["base"], base)
+    metrics = other.adaptation_metrics
+    assert metrics["chosen-none"] + metrics["chosen-bbse"] == 1
+    assert metrics["chosen-none"] >= 0.5
 
 
 def test_a_stream_collects_inputs_until_a_choice_is_certain_and_may_change_its_mind():

@@ -8,6 +8,7 @@ import torch
 from small_runs import share
 from torch import nn
 
+from clients.core.client import Client
 from clients.core.evaluation import predict_novel
 from clients.methods.atp import ATPClient
 from clients.methods.auto import AutoClient
@@ -198,3 +199,18 @@ def test_which_methods_go_on():
                     "shot", "t3a", "tent"}  # fmt: skip
     # Auto chooses by a rule of its server; test_auto.py has its stream.
     assert {*SETTINGS, AutoClient} == {METHODS[name].client for name in able}
+
+
+def test_a_score_that_a_batch_does_not_give_is_left_out():
+    """Logits of the model before adaptation, for four inputs of six alone: no score of six."""
+
+    class Sparing(Client):
+        def predict(self, x):
+            logits = super().predict(x)
+            self.intermediate_logits = {"all": logits} | ({"large": logits} if len(x) > 2 else {})
+            return logits
+
+    client = Sparing(build_model("mlp-small", (2,), 3, 0), share(torch.zeros(6, 2), [0] * 6))
+    client.novel_batch = 4
+    predict_novel(client, torch.zeros(6, 2))
+    assert {name: len(z) for name, z in client.intermediate_logits.items()} == {"all": 6}
