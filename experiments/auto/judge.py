@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from experiments.auto.runs import METHODS_OF_PLAIN_NETWORK
 from fedapps.results.gains import HARM
 from fedapps.results.runs import clients_of, read_runs
 from fedapps.results.schema import with_present_names
@@ -64,14 +65,19 @@ def verdict(clients: "DataFrame") -> Verdict:
     )
 
 
-def read(folder: Path) -> tuple[Verdict, str]:
-    """The verdict on a scenario's folder, and auto's choices in %, T and t, means over the runs."""
+def read(folder: Path) -> tuple[Verdict, str] | None:
+    """The verdict on a scenario's folder, and auto's choices in %, T and t, means over the runs.
+    None, with a sentence, if a method of the protocol has no run that ended."""
     runs, problems = read_runs(folder)
     for problem in problems:
         print(f"{folder}: {problem}")
     clients = clients_of(runs)
     clients = clients[clients.role == "novel"]
     clients = clients.assign(method=[label.partition(" ")[0] for label in clients.method])
+    lacking = sorted(set(METHODS_OF_PLAIN_NETWORK.split(",")) - set(clients.method))
+    if lacking:
+        print(f"{folder} is left out: no run of {', '.join(lacking)} has ended there")
+        return None
     summaries = []
     for run in runs.itertuples():
         if run.method.partition(" ")[0] == AUTO:
@@ -139,7 +145,9 @@ def main(folders: list[Path]) -> None:
         verdicts: dict[str, Verdict] = {}
         texts: dict[str, str] = {}
         for scenario in sorted(folder.iterdir()):
-            verdicts[scenario.name], texts[scenario.name] = read(scenario)
+            found = read(scenario)
+            if found is not None:
+                verdicts[scenario.name], texts[scenario.name] = found
         methods = sorted({name for one in verdicts.values() for name in one.gain} - {AUTO})
         print(f"\n**{folder.name} inputs**\n")
         print(f"| scenario | fedavg | {' | '.join(methods)} | oracle | auto | choices in % |")

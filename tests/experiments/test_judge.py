@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 from pandas import DataFrame
+from small_runs import SMALL
 
-from experiments.auto.judge import bars, choices, verdict
+from experiments.auto.judge import bars, choices, read, verdict
 from experiments.auto.runs import Scenario, base_run, corrections, scenarios
 from fedapps.planning import configured, read_request
+from fedapps.serverapp import run_in_process
 
 
 def clients(**accuracies):
@@ -82,3 +84,11 @@ def test_the_runs_are_those_of_the_protocol():
     assert words[1:3] == ["--from", "judged/base/rotation-beyond/auto-seed100"]
     assert {"novel-batch=50", left_out, "judged/50/rotation-beyond"} <= set(words)
     assert not any(word.startswith("bn-adapt") for word in words)
+
+
+def test_a_scenario_without_a_run_of_auto_is_left_out(tmp_path, capsys):
+    """FedAvg's run has ended, and the others have not."""
+    run_in_process(SMALL | {"num-clients": 4, "output-dir": str(tmp_path / "iid" / "fedavg-seed0")})
+    assert read(tmp_path / "iid") is None
+    said = capsys.readouterr().out
+    assert "iid is left out: no run of auto, bbse, prior-em, t3a has ended there" in said
