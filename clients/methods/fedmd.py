@@ -30,8 +30,8 @@ FLOAT16 = setting(False, "send logits as float16")
 PUBLIC_SAMPLES = "public-samples"
 CLASSES = "classes"
 RESETTABLE = (nn.Linear, nn.Conv2d, *NORMALISATION)
-# Of a novel client by default: at least so many epochs, and so many mini-batches. With a small
-# public set twenty epochs are too few steps for a model that starts untrained.
+# The least epochs, and the least mini-batches, of a novel client by default. With a small public
+# set twenty epochs are too few steps for a model that starts untrained.
 NOVEL_EPOCHS = 20
 NOVEL_STEPS = 1000
 Logits = dict[str, Tensor]  # sets of logits (m, C) on the public set, by name

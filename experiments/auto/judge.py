@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from experiments.auto.runs import METHODS_OF_PLAIN_NETWORK
+from experiments.auto.runs import methods_for
 from fedapps.results.gains import HARM
 from fedapps.results.runs import clients_of, read_runs
 from fedapps.results.schema import with_present_names
@@ -74,7 +74,7 @@ def read(folder: Path) -> tuple[Verdict, str] | None:
     clients = clients_of(runs)
     clients = clients[clients.role == "novel"]
     clients = clients.assign(method=[label.partition(" ")[0] for label in clients.method])
-    lacking = sorted(set(METHODS_OF_PLAIN_NETWORK.split(",")) - set(clients.method))
+    lacking = sorted(set(methods_for(runs.config.iloc[0]["model"])) - set(clients.method))
     if lacking:
         print(f"{folder} is left out: no run of {', '.join(lacking)} has ended there")
         return None

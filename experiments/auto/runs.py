@@ -31,10 +31,10 @@ LEFT_OUT = {
     "domain-background": ("gradient", "occlusion"),
     "mix": ("gaussian", "salt", "blur", "inversion", "gradient", "occlusion", *ROTATED),
 }
-METHODS = "fedavg,auto,bbse,prior-em,bn-adapt,tent,t3a"
+METHODS = ("fedavg", "auto", "bbse", "prior-em", "bn-adapt", "tent", "t3a")
 # A network without normalisation layers, in which bn-adapt and tent have nothing to adapt.
 PLAIN_NETWORK = "mlp"
-METHODS_OF_PLAIN_NETWORK = "fedavg,auto,bbse,prior-em,t3a"
+METHODS_OF_PLAIN_NETWORK = ("fedavg", "auto", "bbse", "prior-em", "t3a")
 ALL_INPUTS = ("bbse.test-batch-size=0", "prior-em.test-batch-size=0")  # one batch, as auto has
 IN_PROCESS = ("--engine", "in-process")
 
@@ -76,17 +76,21 @@ def base_run(scenario: Scenario, model: str, seed: int, output: Path) -> list[st
     return [*words, "--methods", "auto", "--seeds", str(seed), *IN_PROCESS, "--output", str(folder)]
 
 
+def methods_for(model: str) -> tuple[str, ...]:
+    """The methods that are compared with a network of this name."""
+    return METHODS_OF_PLAIN_NETWORK if model == PLAIN_NETWORK else METHODS
+
+
 def corrections(scenario: Scenario, model: str, seed: int, inputs: int, output: Path) -> list[str]:
     """The words of the command that corrects this model for clients with so many inputs."""
-    methods = METHODS
-    batches = [*ALL_INPUTS, "bn-adapt.test-batch-size=0"]
-    if model == PLAIN_NETWORK:
-        methods = METHODS_OF_PLAIN_NETWORK
-        batches = [*ALL_INPUTS]
+    methods = methods_for(model)
+    batches = list(ALL_INPUTS)
+    if "bn-adapt" in methods:
+        batches.append("bn-adapt.test-batch-size=0")
     trained = output / "base" / scenario.name / f"auto-seed{seed}"
     words = ["run", "--from", str(trained), f"novel-batch={inputs}", *batches, *changes(scenario)]
     folder = output / str(inputs) / scenario.name
-    words += ["--methods", methods, "--seeds", str(seed)]
+    words += ["--methods", ",".join(methods), "--seeds", str(seed)]
     return [*words, *IN_PROCESS, "--output", str(folder)]
 
 

@@ -94,6 +94,7 @@ class FinishedRun:
             return self._ask_strategy(inputs, epsilon)
 
     def _ask_strategy(self, inputs: Inputs, epsilon: float | None) -> PersonalizationResult:
+        """What the run's strategy has for this client, asked over a grid of the client alone."""
         config = self._config_with(epsilon)
         builder = Builder(config, self.method, self.card.info())
         errors: list[ValueError] = []

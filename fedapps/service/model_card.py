@@ -3,11 +3,9 @@
 import json
 import shutil
 import tempfile
-import tomllib
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -21,6 +19,7 @@ from fedapps.results.schema import Rates, Summary
 from fedapps.saved import DIGESTS, HANDOUT, MODEL, SUMMARY, SavedFiles, model_round
 from fedapps.service.finished_run import FinishedRun
 from fedapps.settings.config import Config, defaults
+from fedapps.settings.saved_configurations import configuration_file
 
 # What serving needs, beside what `write_model` writes itself. Clients' states stay at home, and so
 # does `token.json`, by which nodes know their states of the run.
@@ -189,8 +188,7 @@ def write_model(run: FinishedRun, folder: Path, repo: str) -> None:
         summary[DIGESTS] = {name: d for name, d in saved.digests.items() if name in FILES}
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1), "utf-8")
     # Read from the file, because `run.config` lacks the libraries' versions.
-    config: dict[str, Any] = tomllib.loads((run.folder / "config.toml").read_text("utf-8"))
-    config |= names
+    config = configuration_file(run.folder) | names
     for key in PATHS:
         if key in config:
             config[key] = ""

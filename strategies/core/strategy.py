@@ -146,6 +146,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         "reference": "baseline_arrays",
         "named": "to_server_names",
         "handout": "published_models",
+        "exchanges": "exchange_together",
     }
 
     # What a method states about itself
