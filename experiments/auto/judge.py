@@ -1,13 +1,15 @@
 """The table by which `auto` is judged, from the runs of ``protocol.toml``, as Markdown:
 
-    python -m experiments.auto.judge judged/200 judged/50 judged/20
+    python -m experiments.auto.judge experiments/auto/judged/mnist-50.json judged/50 --inputs 50
 
-Each folder is named by B and has a folder of runs for each scenario. A cell is the gain in
-points, over the share of novel clients in % that lose more than a point. Then follow the bars."""
+The folder has a folder of runs for each scenario. A cell is the gain in points, over the share of
+novel clients in % that lose more than a point. Then follow the bars. The record, the first file,
+keeps what earlier calls wrote for other seeds and scenarios; the table is of all that it holds."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -27,77 +29,115 @@ MIN_SHARE = 0.8  # of the best fixed correction's gain, where this is over a poi
 MIN_SCENARIOS = 0.8  # share of such scenarios that reach it
 MIN_SHARE_OF_50 = 0.7  # in the mean, with 50 inputs
 MIX_FACTOR = 3.0
+DECIMALS = 4  # of a verdict's numbers
+CHOSEN, MISFIT, LIMIT = "chosen-", "misfit", "misfit-limit"  # metrics of a run with auto
 
 
 class Verdict(NamedTuple):
-    """One scenario: FedAvg's accuracy in %; gain in points and share of harmed clients in % by
-    method; the fixed correction with the highest mean gain, and the gain of the best one for each
-    client, FedAvg included."""
+    """A scenario's novel clients, means over the seeds, which have equally many: FedAvg's accuracy
+    in %; gain in points and share of harmed clients in % by method; the gain of the best fixed
+    correction of each client, FedAvg included; auto's choices as shares, T and t, by metric, empty
+    where there is no rule."""
 
+    seeds: list[int]
     accuracy: float
     gain: dict[str, float]
     harmed: dict[str, float]
-    best: str
     oracle: float
+    choices: dict[str, float]
 
     @property
     def best_gain(self) -> float:
-        """The mean gain of the best fixed correction, at least 0: FedAvg is one, too."""
-        return max(self.gain.get(self.best, 0.0), 0.0)
+        """The best fixed correction's mean gain, at least 0: FedAvg is one, too."""
+        fixed = [gain for name, gain in self.gain.items() if name != AUTO]
+        return max(0.0, *fixed)
 
 
-def verdict(clients: "DataFrame") -> Verdict:
-    """The verdict on a row for each method, seed and novel client, with the accuracy as `value`
+def verdict(clients: "DataFrame", seed: int, choices: dict[str, float]) -> Verdict:
+    """The verdict on one seed: a row for each method and novel client, with the accuracy as `value`
     in %."""
-    by_method = clients.pivot_table(index=["seed", "client"], columns="method", values="value")
+    by_method = clients.pivot_table(index="client", columns="method", values="value")
     gains = by_method.sub(by_method[FEDAVG], axis=0)
     harmed = 100.0 * (gains < HARM)
-    fixed = [name for name in gains.columns if name not in (AUTO, FEDAVG)]
-    mean = gains.mean()
-    best = max(fixed, key=lambda name: float(mean[name]))
-    oracle = gains[[FEDAVG, *fixed]].max(axis=1)
+    others = [name for name in gains.columns if name != FEDAVG]
+    oracle = gains.drop(columns=AUTO).max(axis=1)
     return Verdict(
-        float(by_method[FEDAVG].mean()),
-        {name: float(mean[name]) for name in gains.columns if name != FEDAVG},
-        {name: float(harmed[name].mean()) for name in gains.columns if name != FEDAVG},
-        best,
-        float(oracle.mean()),
+        [seed],
+        _rounded(by_method[FEDAVG].mean()),
+        {name: _rounded(gains[name].mean()) for name in others},
+        {name: _rounded(harmed[name].mean()) for name in others},
+        _rounded(oracle.mean()),
+        choices,
     )
 
 
-def read(folder: Path) -> tuple[Verdict, str] | None:
-    """The verdict on a scenario's folder, and auto's choices in %, T and t, means over the runs.
-    None, with a sentence, if a method of the protocol has no run that ended."""
+def _rounded(value: float) -> float:
+    return round(float(value), DECIMALS)
+
+
+def mean_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on all their seeds."""
+    weights = [len(one.seeds) for one in verdicts]
+
+    def mean(values: Sequence[float]) -> float:
+        terms = [weight * value for weight, value in zip(weights, values, strict=True)]
+        return sum(terms) / sum(weights)
+
+    def mean_by_name(mappings: Sequence[dict[str, float]]) -> dict[str, float]:
+        return {name: mean([one[name] for one in mappings]) for name in mappings[0]}
+
+    return Verdict(
+        [seed for one in verdicts for seed in one.seeds],
+        mean([one.accuracy for one in verdicts]),
+        mean_by_name([one.gain for one in verdicts]),
+        mean_by_name([one.harmed for one in verdicts]),
+        mean([one.oracle for one in verdicts]),
+        mean_by_name([one.choices for one in verdicts]),
+    )
+
+
+def read(folder: Path) -> list[Verdict]:
+    """The verdict on each seed of a scenario's folder. A seed for which a method of the protocol
+    has no run that ended is left out, with a sentence."""
     runs, problems = read_runs(folder)
     for problem in problems:
         print(f"{folder}: {problem}")
+    runs = runs.assign(method=[label.partition(" ")[0] for label in runs.method])
     clients = clients_of(runs)
     clients = clients[clients.role == "novel"]
-    clients = clients.assign(method=[label.partition(" ")[0] for label in clients.method])
-    lacking = sorted(set(methods_for(runs.config.iloc[0]["model"])) - set(clients.method))
-    if lacking:
-        print(f"{folder} is left out: no run of {', '.join(lacking)} has ended there")
-        return None
-    summaries = []
-    for run in runs.itertuples():
-        if run.method.partition(" ")[0] == AUTO:
-            summary = json.loads((run.folder / "summary.json").read_text())
-            summaries.append(with_present_names(summary)["evaluation"])
-    return verdict(clients), choices(summaries)
+    methods = methods_for(runs.config.iloc[0]["model"])
+    verdicts = []
+    for seed, of_seed in clients.groupby("seed"):
+        lacking = sorted(set(methods) - set(of_seed.method))
+        if lacking:
+            print(f"{folder}, seed {seed}, is left out: no run of {', '.join(lacking)} has ended")
+            continue
+        (auto,) = runs[(runs.seed == seed) & (runs.method == AUTO)].folder
+        verdicts.append(verdict(of_seed, int(seed), choices(auto)))
+    return verdicts
 
 
-def choices(summaries: list[dict[str, float]]) -> str:
-    """``none 90, bbse 10; T 1.2, t 3.0`` of novel clients, from the metrics of evaluations."""
+def choices(run: Path) -> dict[str, float]:
+    """What novel clients of this run of auto chose, as shares, with T and t."""
+    summary = with_present_names(json.loads((run / "summary.json").read_text()))
+    evaluation = summary["evaluation"]
+    found = {}
+    for name, value in evaluation.items():
+        metric = name.removeprefix("novel-")
+        if name.startswith("novel-") and metric.startswith((CHOSEN, MISFIT)):
+            found[metric] = _rounded(value)
+    return found if MISFIT in found else {}
 
-    def mean(name: str) -> float:
-        return sum(summary[name] for summary in summaries) / len(summaries)
 
-    if not summaries or "novel-misfit" not in summaries[0]:
+def choices_text(choices: dict[str, float]) -> str:
+    """``none 90, bbse 10; T 1.2, t 3.0``."""
+    if not choices:
         return "none 100; no rule"
-    names = [name for name in summaries[0] if name.startswith("novel-chosen-")]
-    chosen = [f"{name.removeprefix('novel-chosen-')} {100 * mean(name):.0f}" for name in names]
-    misfits = f"T {mean('novel-misfit'):.1f}, t {mean('novel-misfit-limit'):.1f}"
-    return f"{', '.join(chosen)}; {misfits}"
+    chosen = []
+    for name, share in choices.items():
+        if name.startswith(CHOSEN):
+            chosen.append(f"{name.removeprefix(CHOSEN)} {100 * share:.0f}")
+    return f"{', '.join(chosen)}; T {choices[MISFIT]:.1f}, t {choices[LIMIT]:.1f}"
 
 
 def bars(verdicts: dict[str, Verdict], inputs: int) -> list[str]:
@@ -139,28 +179,67 @@ def _line(bar: str, missed: list[str]) -> str:
     return f"met: {bar}"
 
 
-def main(folders: list[Path]) -> None:
-    """Print the table and the bars of each folder."""
-    for folder in folders:
-        verdicts: dict[str, Verdict] = {}
-        texts: dict[str, str] = {}
+def table(verdicts: dict[str, Verdict]) -> list[str]:
+    """The table's lines."""
+    methods = sorted({name for one in verdicts.values() for name in one.gain} - {AUTO})
+    lines = [f"| scenario | fedavg | {' | '.join(methods)} | oracle | auto | choices in % |"]
+    lines.append("|---" * (5 + len(methods)) + "|")
+    for name, one in verdicts.items():
+        cells = []
+        for method in (*methods, AUTO):
+            cells.append(f"{one.gain[method]:.2f}/{one.harmed[method]:.0f}")
+        cells.insert(-1, f"{one.oracle:.2f}")
+        row = [name, f"{one.accuracy:.1f}", *cells, choices_text(one.choices)]
+        lines.append(f"| {' | '.join(row)} |")
+    return lines
+
+
+def read_record(file: Path) -> dict[str, list[Verdict]]:
+    """The verdicts of a record by scenario; none where there is no record yet."""
+    if not file.exists():
+        return {}
+    found: dict[str, list[Verdict]] = {}
+    for scenario, entries in json.loads(file.read_text()).items():
+        found[scenario] = [Verdict(**entry) for entry in entries]
+    return found
+
+
+def write_record(file: Path, found: dict[str, list[Verdict]]) -> None:
+    """Write the verdicts, a line each."""
+    blocks = []
+    for scenario, verdicts in sorted(found.items()):
+        lines = [f"  {json.dumps(one._asdict())}" for one in verdicts]
+        blocks.append(f' "{scenario}": [\n' + ",\n".join(lines) + "\n ]")
+    file.write_text("{\n" + ",\n".join(blocks) + "\n}\n")
+
+
+def merged(old: list[Verdict], new: list[Verdict]) -> list[Verdict]:
+    """All of `new`, and those of `old` that have other seeds."""
+    measured = {seed for one in new for seed in one.seeds}
+    kept = [one for one in old if not measured.intersection(one.seeds)]
+    return sorted(kept + new, key=lambda one: one.seeds)
+
+
+def main(
+    record: Path,
+    folder: Annotated[Path | None, typer.Argument()] = None,
+    inputs: int = 200,
+) -> None:
+    """Take a folder's runs into the record, and print the record's table and bars. `inputs` are
+    those of a novel client."""
+    found = read_record(record)
+    if folder is not None:
         for scenario in sorted(folder.iterdir()):
-            found = read(scenario)
-            if found is not None:
-                verdicts[scenario.name], texts[scenario.name] = found
-        methods = sorted({name for one in verdicts.values() for name in one.gain} - {AUTO})
-        print(f"\n**{folder.name} inputs**\n")
-        print(f"| scenario | fedavg | {' | '.join(methods)} | oracle | auto | choices in % |")
-        print("|---" * (5 + len(methods)) + "|")
-        for name, one in verdicts.items():
-            cells = []
-            for method in (*methods, AUTO):
-                cells.append(f"{one.gain[method]:.2f}/{one.harmed[method]:.0f}")
-            cells.insert(-1, f"{one.oracle:.2f}")
-            print(f"| {name} | {one.accuracy:.1f} | {' | '.join(cells)} | {texts[name]} |")
-        print()
-        for line in bars(verdicts, int(folder.name)):
-            print(f"- {line}")
+            new = read(scenario)
+            if new:
+                found[scenario.name] = merged(found.get(scenario.name, []), new)
+        write_record(record, found)
+    verdicts = {scenario: mean_of(found[scenario]) for scenario in sorted(found)}
+    for line in table(verdicts):
+        print(line)
+    print()
+    for line in bars(verdicts, inputs):
+        print(f"- {line}")
 
 
 if __name__ == "__main__":

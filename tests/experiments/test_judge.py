@@ -6,10 +6,12 @@ import pytest
 from pandas import DataFrame
 from small_runs import SMALL
 
-from experiments.auto.judge import bars, choices, read, verdict
+from experiments.auto import judge
+from experiments.auto.judge import Verdict, bars, choices_text, mean_of, read, verdict
 from experiments.auto.runs import Scenario, base_run, corrections, scenarios
 from fedapps.planning import configured, read_request
 from fedapps.serverapp import run_in_process
+from fedapps.settings.experiments import experiments_root
 
 
 def clients(**accuracies):
@@ -23,8 +25,9 @@ def clients(**accuracies):
 
 def test_gain_harm_best_and_oracle():
     """bbse: +10 and −4, mean 3, half are harmed. tent: −20 and +2. The oracle takes 10 and 2."""
-    one = verdict(clients(fedavg=(60, 80), bbse=(70, 76), tent=(40, 82), auto=(70, 80)))
-    assert (one.accuracy, one.best, one.best_gain, one.oracle) == (70, "bbse", 3, 6)
+    rows = clients(fedavg=(60, 80), bbse=(70, 76), tent=(40, 82), auto=(70, 80))
+    one = verdict(rows, 100, {})
+    assert (one.seeds, one.accuracy, one.best_gain, one.oracle) == ([100], 70, 3, 6)
     assert one.gain == {"bbse": 3, "tent": -9, "auto": 5}
     assert one.harmed == {"bbse": 50, "tent": 50, "auto": 0}
 
@@ -33,21 +36,27 @@ def test_gain_harm_best_and_oracle():
 def test_bars(auto, met):
     """The best fixed gain is 3: +4 reaches 80 % of it; −1 is 0.3 below FedAvg, and half of the
     clients are harmed."""
-    one = verdict(clients(fedavg=(60, 80), bbse=(70, 76), auto=auto))
+    one = verdict(clients(fedavg=(60, 80), bbse=(70, 76), auto=auto), 100, {})
     lines = bars({"step": one}, 200)
     assert [line.startswith("met") for line in lines] == met
     mix = bars({"mix": one}, 200)[-1]
     assert mix == "missed: 3 times the best fixed gain in mix: mix"
 
 
-def test_choices_are_means():
-    runs = [
-        {"chosen-none": 1.0, "chosen-bbse": 0.0, "misfit": 1.0, "misfit-limit": 3.0},
-        {"chosen-none": 0.5, "chosen-bbse": 0.5, "misfit": 2.0, "misfit-limit": 3.0},
-    ]
-    runs = [{f"novel-{name}": value for name, value in run.items()} for run in runs]
-    assert choices(runs) == "none 75, bbse 25; T 1.5, t 3.0"
-    assert choices([{"novel-accuracy": 1.0}]) == "none 100; no rule"
+def test_the_mean_counts_each_seed_once():
+    """A verdict on two seeds and one on a third: 2/3 · 3 + 1/3 · 9 = 5."""
+    two = Verdict([100, 101], 60.0, {"bbse": 3.0}, {"bbse": 6.0}, 6.0, {"misfit": 0.3})
+    third = Verdict([102], 90.0, {"bbse": 9.0}, {"bbse": 0.0}, 3.0, {"misfit": 0.9})
+    one = mean_of([two, third])
+    assert one.seeds == [100, 101, 102] and one.accuracy == pytest.approx(70)
+    assert one.gain == pytest.approx({"bbse": 5}) and one.harmed == pytest.approx({"bbse": 4})
+    assert one.oracle == pytest.approx(5) and one.choices == pytest.approx({"misfit": 0.5})
+
+
+def test_choices_in_words():
+    chosen = {"chosen-none": 0.75, "chosen-bbse": 0.25, "misfit": 1.5, "misfit-limit": 3.0}
+    assert choices_text(chosen) == "none 75, bbse 25; T 1.5, t 3.0"
+    assert choices_text({}) == "none 100; no rule"
 
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
@@ -89,6 +98,32 @@ def test_the_runs_are_those_of_the_protocol():
 def test_a_scenario_without_a_run_of_auto_is_left_out(tmp_path, capsys):
     """FedAvg's run has ended, and the others have not."""
     run_in_process(SMALL | {"num-clients": 4, "output-dir": str(tmp_path / "iid" / "fedavg-seed0")})
-    assert read(tmp_path / "iid") is None
+    assert read(tmp_path / "iid") == []
     said = capsys.readouterr().out
-    assert "iid is left out: no run of auto, bbse, prior-em, t3a has ended there" in said
+    assert "iid, seed 0, is left out: no run of auto, bbse, prior-em, t3a has ended" in said
+
+
+def test_a_record_keeps_other_seeds_and_scenarios(tmp_path, monkeypatch, capsys):
+    """Seed 102 of a scenario is measured anew: its verdict replaces the old one, alone."""
+    methods = {name: 1.0 for name in ("auto", "bbse")}
+    old = Verdict([100, 101], 60.0, methods, methods, 1.0, {})
+    wrong = Verdict([102], 0.0, methods, methods, 1.0, {})
+    new = Verdict([102], 90.0, methods, methods, 1.0, {})
+    record = tmp_path / "record.json"
+    judge.write_record(record, {"iid": [old, wrong], "step": [old]})
+    monkeypatch.setattr(judge, "read", lambda folder: [new])
+    (tmp_path / "200" / "iid").mkdir(parents=True)
+    judge.main(record, tmp_path / "200")
+    assert judge.read_record(record) == {"iid": [old, new], "step": [old]}
+    assert "| iid | 70.0 | 1.00/1 | 1.00 | 1.00/1 | none 100; no rule |" in capsys.readouterr().out
+
+
+RECORDS = sorted((experiments_root() / "auto" / "judged").glob("*.json"))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_the_page_has_the_records_table(record):
+    page = experiments_root().parent / "docs" / "results" / "auto.md"
+    found = judge.read_record(record)
+    lines = judge.table({scenario: mean_of(verdicts) for scenario, verdicts in found.items()})
+    assert "\n".join(lines) in page.read_text()
