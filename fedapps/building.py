@@ -20,15 +20,16 @@ import partitions
 from clients.core.arrays import Arrays, model_arrays
 from clients.core.client import Client
 from clients.core.cohort import in_cohort
+from clients.core.decision.choice import CANDIDATES
 from clients.core.own_scores import load_scores
-from clients.core.protocol import FewShot
+from clients.core.protocol import FewShot, StateUse
 from clients.models import build_model, sized
 from clients.models.foreign import check_logits
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import keyword_arguments, taken
-from fedapps.methods import METHODS, Method
+from fedapps.methods import METHODS, Method, chosen_from, corrections
 from fedapps.saved import trained_rounds
 from fedapps.settings.config import Config, accepted, construct, settings
 from partitions.datasets.loading import Info
@@ -69,6 +70,7 @@ class Builder:
         identity = {"client": client_id, "initial": initial, "model_name": name}
         client = self._kind(model, share, **self._settings | identity)
         client.own_scores = self._scores
+        client.method_clients = chosen_clients(client, config, method)
         return client
 
 
@@ -142,6 +144,56 @@ def client_settings(config: Config, method: str) -> dict[str, Any]:
         if name in names and not is_default:
             changed[name] = value
     return changed
+
+
+def chosen_clients(client: Client, config: Config, method: str) -> dict[str, Client]:
+    """Clients of the methods that `client` chooses from, by name: with its network and samples, the
+    settings of their own sections, and the common settings as `method` has them."""
+    names = chosen_from(method, config)
+    if not names:
+        return {}
+    common = {key: config[f"{method}.{key}"] for key in config if f"{method}.{key}" in config}
+    identity = {"client": client.client, "initial": client.initial, "model_name": client.model_name}
+    others = {}
+    for name in names:
+        given = client_settings(config | common, name)
+        others[name] = METHODS[name].client(client.model, client.share, **given | identity)
+    return others
+
+
+def check_chosen(network: nn.Module, method: str, info: Info, values: Mapping[str, Any]) -> None:
+    """Raise ValueError if the method's clients choose from a method that does more than correct
+    predictions of FedAvg's model, or that cannot use the network."""
+    key = METHODS[method].chooses_by
+    given = {f"{method}.{key}": values[key]} if key else {}
+    for name in chosen_from(method, given):
+        if not corrects_alone(METHODS[name]):
+            raise ValueError(
+                f"{method}.{key} names {name!r}, which does more than correct predictions of "
+                "FedAvg's model: its clients train otherwise, or its server sends more; choose "
+                f"from {', '.join([*CANDIDATES, *corrections()])}"
+            )
+        client = METHODS[name].client
+        client.check_serves(info.task)
+        if client.build_network(network, info) is not network:
+            raise ValueError(
+                f"{method}.{key} names {name!r}, whose clients build another network around the "
+                f"model; let `build` of {client.__name__} return the model"
+            )
+
+
+def corrects_alone(method: Method) -> bool:
+    """Whether its clients train as FedAvg's and only predict otherwise, by what they have and
+    FedAvg's server sends."""
+    kind = method.client
+    if method.strategy is not METHODS["fedavg"].strategy:
+        return False
+    for name in ("train", "fit_locally", "loss"):
+        if getattr(kind, name) != getattr(Client, name):
+            return False
+    if kind.personal or kind.exchanges or kind.needs_public or kind.needs_state != StateUse.NONE:
+        return False
+    return kind.predict != Client.predict or kind.update != Client.update
 
 
 def with_public(config: Config, method: str) -> Config:
@@ -236,6 +288,7 @@ def network_around(
         return client.is_personal(name) or name.startswith(client.separately_trained)
 
     model = check_tied(client.build_network(base, info, **values), separate, method)
+    check_chosen(model, method, info, values)
     arrays = model_arrays(model)
     check_personal(client, method, model, arrays)
     return model, arrays

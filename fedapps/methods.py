@@ -8,7 +8,8 @@ from math import inf
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from fedapps.common.external_code import Registry, Value
+from fedapps.common.external_code import Registry, Value, is_reference
+from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import ALL_TASKS, CLASS_PROBABILITIES, CLASSES, not_served
 
 if TYPE_CHECKING:
@@ -74,7 +75,10 @@ class Method:
     `trains_as` names the method whose training this one's is, bit by bit, with the same settings:
     it differs in evaluations alone, and in what it does with trained arrays. Runs with the same
     training share it, see `fedapps.trainings`. Such a method keeps no state of its clients, and its
-    settings for evaluations are declared so."""
+    settings for evaluations are declared so.
+
+    `chooses_by` names the setting that lists the methods which the clients choose from. These have
+    the clients' network and the settings of their own sections."""
 
     strategy: "type[PersonalizedStrategy]"
     client: "type[Client]"
@@ -90,12 +94,13 @@ class Method:
     family: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     trains_as: str = ""
+    chooses_by: str = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a declaration of another type, or outside of its choices."""
         for half in ("strategy", "client"):
             _check_half(half, vars(self)[half])
-        for text in ("paper", "summary", "novel", "extends", "name", "trains_as"):
+        for text in ("paper", "summary", "novel", "extends", "name", "trains_as", "chooses_by"):
             if not isinstance(getattr(self, text), str):
                 raise ValueError(_wrong(text, getattr(self, text), "a text"))
         if self.novel not in NOVEL:
@@ -405,6 +410,7 @@ NAMED = {
         tasks=(CLASSES,),
         family=(TEST_TIME,),
         trains_as="fedavg",
+        chooses_by="candidates",
     ),
     "memo": _method(
         "clients.methods.memo:MEMOClient",
@@ -675,6 +681,35 @@ def _adopted(name: str, method: Any) -> Method:
 
 
 METHODS = Registry("method", NAMED, _adopted)
+
+
+def corrections() -> list[str]:
+    """The package's methods whose clients only correct predictions of FedAvg's model."""
+    names = []
+    for name, method in NAMED.items():
+        of_fedavg = method.trains_as == "fedavg" and vars(method)["strategy"] == FEDAVG
+        if of_fedavg and method.own_client:
+            names.append(name)
+    return names
+
+
+def chosen_from(method: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The methods that the clients of `method` choose from, by its setting `Method.chooses_by`.
+    Raises ValueError for a name that is none."""
+    key = METHODS[method].chooses_by
+    if not key:
+        return ()
+    from clients.core.decision.choice import CANDIDATES, methods_among, names_in
+
+    chosen = methods_among(names_in(str(config.get(f"{method}.{key}", CANDIDATES[0]))))
+    for name in chosen:
+        if name not in METHODS and not is_reference(name):
+            known = [*CANDIDATES, *corrections()]
+            raise ValueError(
+                f"{method}.{key} names {name!r}{did_you_mean(name, known)}; known: "
+                f"{', '.join(known)}, and module:NAME of a method; FedAvg's model is always one"
+            )
+    return chosen
 
 
 def families() -> list[str]:

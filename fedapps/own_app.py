@@ -42,7 +42,14 @@ from clients.models.foreign import (
     uncompiled,
 )
 from clients.models.lightning import OwnSteps, check_without_trainer, trains_itself
-from fedapps.building import Network, build_strategy, client_settings, network_around, shared_of
+from fedapps.building import (
+    Network,
+    build_strategy,
+    chosen_clients,
+    client_settings,
+    network_around,
+    shared_of,
+)
 from fedapps.common import external_code
 from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
@@ -245,6 +252,7 @@ def client_app(
             client.criterion = criterion.to(client.device)
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
+        client.method_clients = chosen_clients(client, config, method)
         client.autocast = autocast
         client.draws = _checked_draws(method, samples, client)
         if module is not None:

@@ -19,9 +19,9 @@ from flwr.common.logger import log
 from fedapps.common.external_code import Value, is_reference
 from fedapps.common.new_files import make_folder, remove_folder
 from fedapps.files import locked, write_files, write_text
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, chosen_from
 from fedapps.saved import read_json, read_state, state_bytes
-from fedapps.settings.config import Config, relevant, settings
+from fedapps.settings.config import Config, relevant, section_of, settings
 from fedapps.settings.run import RunSettings
 from fedapps.settings.saved_configurations import CIRCUMSTANCES
 from fedapps.settings.sections import of_class, of_partitions
@@ -61,10 +61,11 @@ def training_of(config: Mapping[str, Value]) -> Config | None:
     known = of_class(RunSettings) | of_partitions()
     known |= of_class(entry.strategy) | of_class(entry.client)
     training: Config = {"trains-as": entry.trains_as}
+    correcting = chosen_from(method, config)
     for key, value in relevant(config).items():
         name = key.removeprefix(f"{method}.")
         setting = known.get(name)
-        if name in NOT_COMPARED:
+        if name in NOT_COMPARED or section_of(name) in correcting:
             continue
         if setting is not None and (setting.evaluation or value == setting.neutral):
             continue

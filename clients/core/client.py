@@ -269,6 +269,8 @@ class Client(Configured, NumPyClient):
         self.autocast = ""  # type of forward passes in local training, "": that of the parameters
         self.draws: Draws | None = None  # of the user, in place of passes over all samples
         self.own_scores: Mapping[str, OwnScore] = {}
+        # Clients of the methods that this one chooses from, by name, with this one's network.
+        self.method_clients: Mapping[str, Client] = {}
         # The arrays that persist on the client between rounds.
         self.state: Arrays = {}
         # The tensors that the previous updates hand to the next one; {} before the first update.

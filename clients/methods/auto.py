@@ -3,7 +3,8 @@
 Training clients summarise their held-out samples by sums, and play newcomers with them; from these
 sums the server makes a rule (`strategies.methods.auto`). A client applies the rule to its own
 inputs: four forward passes, one quadratic program of C variables, no gradient. It then predicts by
-FedAvg's network or by a corrected one, and sends nothing.
+FedAvg's network or by a corrected one, and sends nothing. A method among the candidates, such as
+TENT, adds what its own prediction takes.
 
 The equations are in `clients.core.decision`. BBSE uses π of the training clients and all inputs as
 one batch. "bn16" normalises by the inputs' statistics and by the training statistics, which count
@@ -23,8 +24,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from clients.core.arrays import Arrays, group, prefixed
-from clients.core.client import Config, Metrics
-from clients.core.decision.changes import EVERY, named_changes
+from clients.core.client import Client, Config, Metrics
+from clients.core.decision.changes import (
+    COLUMN_CHANGES,
+    EVERY,
+    IMAGE_CHANGES,
+    named_changes,
+)
 from clients.core.decision.choice import (
     BBSE,
     BN_WEIGHTS,
@@ -41,7 +47,9 @@ from clients.core.decision.choice import (
     cases_of,
     cases_to_arrays,
     decide,
+    methods_among,
     num_features,
+    word_of,
 )
 from clients.core.decision.evidence import (
     changed_rows,
@@ -91,7 +99,8 @@ KEPT = "Kept the global model"
 NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
 CANDIDATES = setting(
     "bbse,bn16",
-    "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64",
+    "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64; tent, t3a, shot, memo, "
+    "bn-adapt, or module:NAME of an own method that trains as FedAvg does",
     listed=True,
     evaluation=True,
 )
@@ -110,7 +119,8 @@ class AutoClient(HoldingOut):
     plays = setting(5, "newcomers that each training client plays", "[1, 100]", evaluation=True)
     changes = setting(
         EVERY,
-        "changes of inputs that played newcomers may have, as their kind allows",
+        "changes of inputs that played newcomers may have, as their kind allows; module:NAME of an "
+        "own one",
         listed=True,
         evaluation=True,
     )
@@ -132,12 +142,19 @@ class AutoClient(HoldingOut):
         self.blocks = Blocks((*(layers or [self.head.in_features]), classes, NUM_LAST))
         self.source: Arrays = {}
         self.rule: Arrays = {}
-        self._correction: Tensor | Changes | None = None
+        self._correction: Tensor | Changes | Client | None = None
 
     @classmethod
-    def build(cls, model: nn.Module, info: Info, /, *, candidates: str) -> nn.Module:
-        """The network. Raises ValueError if it allows none of the candidates."""
+    def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
+        """The network. Raises ValueError if it allows none of the candidates, and if no change is
+        one of such inputs."""
         candidates_of(candidates, bool(batch_norms(model)))
+        if not named_changes(changes, 1 + len(info.shape)):
+            kinds = IMAGE_CHANGES if len(info.shape) == 3 else COLUMN_CHANGES
+            raise ValueError(
+                f"auto.changes is {changes!r}, and none of these changes inputs of the shape "
+                f"{tuple(info.shape)}; those that do: {', '.join(kinds)}"
+            )
         return model
 
     # Serving
@@ -151,6 +168,8 @@ class AutoClient(HoldingOut):
             if not name.startswith((f"{SOURCE}/", f"{RULE}/")):
                 network[name] = array
         super().receive(network, config)
+        for other in self.method_clients.values():
+            other.receive(network, config)
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C), corrected as the rule chooses."""
@@ -199,7 +218,7 @@ class AutoClient(HoldingOut):
 
     def name_of(self, choice: int) -> str:
         """The name of a choice, KEEP or the place of a candidate."""
-        return NONE if choice == KEEP else self.names[choice]
+        return NONE if choice == KEEP else word_of(self.names[choice])
 
     def described(self, decision: Decision) -> Metrics:
         """T, t, k, the choice and its expected gain; d and w of the candidate that is expected to
@@ -223,7 +242,7 @@ class AutoClient(HoldingOut):
         """1 for the choice, KEEP or the place of a candidate, and 0 for the others."""
         metrics: Metrics = {"chosen-none": float(choice == KEEP)}
         for place, name in enumerate(self.names):
-            metrics[f"chosen-{name}"] = float(choice == place)
+            metrics[f"chosen-{word_of(name)}"] = float(choice == place)
         return metrics
 
     @staticmethod
@@ -246,7 +265,7 @@ class AutoClient(HoldingOut):
             )
         gains = decision.changed * decision.win_rates
         if decision.choice != KEEP:
-            name = self.names[decision.choice]
+            name = self.name_of(decision.choice)
             d, gain = decision.changed[decision.choice], gains[decision.choice]
             return Choice(
                 name,
@@ -263,11 +282,13 @@ class AutoClient(HoldingOut):
         return Choice(
             NONE,
             f"{KEPT}: {inputs} and the {100 * expected[first]:.1f} points that "
-            f"{self.names[first]} is expected to win are too uncertain",
+            f"{self.name_of(first)} is expected to win are too uncertain",
         )
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network, with the chosen correction in the bias of its head or in its statistics."""
+        if isinstance(self._correction, Client):
+            return self._correction.personal_model(x)
         model = super().personal_model(x)
         if isinstance(self._correction, Tensor):
             head = head_of(model)
@@ -327,32 +348,53 @@ class AutoClient(HoldingOut):
     def views(
         self, x: Tensor, base: Tensor, statistics: Statistics
     ) -> tuple[dict[str, Tensor], np.ndarray, dict[str, np.ndarray]]:
-        """The logits (n, C) of each corrected network; q of BBSE; q of EM on each network with
-        mixed statistics."""
+        """The logits (n, C) of each corrected network; q of BBSE; q of EM on the predictions of
+        each other candidate."""
         log_prior = torch.from_numpy(np.log(statistics.prior)).to(base)
         classes = base.argmax(1).cpu().numpy()
         m = np.bincount(classes, minlength=base.shape[1]) / len(classes)
         q_bbse = bbse(statistics.confusion, m, MIXING)
         ratio = torch.from_numpy(np.log(q_bbse)).to(base) - log_prior
         views = {BBSE: base + ratio}
-        self._corrections: dict[str, Tensor | Changes] = {BBSE: ratio}
-        q_after: dict[str, np.ndarray] = {}
-        if not self.norms:
+        self._corrections: dict[str, Tensor | Changes | Client] = {BBSE: ratio}
+        log_q_after: dict[str, Tensor] = {}
+        if self.norms:
+            for name, weight in BN_WEIGHTS.items():
+                changes, z = self.with_statistics(x, weight)
+                views[name] = z
+                self._corrections[name] = changes
+            log_p = torch.stack([views[name] for name in BN_WEIGHTS]).log_softmax(-1)
+            log_qs = log_q_by_em(log_p, log_prior, EM_STEPS)
+            log_q_after |= zip(BN_WEIGHTS, log_qs, strict=True)
+            for name, adapted in EM_VIEWS.items():
+                views[name] = views[adapted] + log_q_after[adapted] - log_prior
+        else:
             log_q = log_q_by_em(base.log_softmax(1), log_prior, EM_STEPS)
             views["em"] = base + log_q - log_prior
-            return views, q_bbse, q_after
-        for name, weight in BN_WEIGHTS.items():
-            changes, z = self.with_statistics(x, weight)
-            views[name] = z
-            self._corrections[name] = changes
-        log_p = torch.stack([views[name] for name in BN_WEIGHTS]).log_softmax(-1)
-        log_qs = log_q_by_em(log_p, log_prior, EM_STEPS)
-        log_q_after = dict(zip(BN_WEIGHTS, log_qs, strict=True))
+        for name in methods_among(self.names):
+            views[name] = self.predicted_by(name, x, base)
+            log_q_after[name] = log_q_by_em(views[name].log_softmax(1), log_prior, EM_STEPS)
+            self._corrections[name] = self.method_clients[name]
+        q_after = {}
         for name, log_q in log_q_after.items():
             q_after[name] = log_q.double().exp().cpu().numpy()
-        for name, adapted in EM_VIEWS.items():
-            views[name] = views[adapted] + log_q_after[adapted] - log_prior
         return views, q_bbse, q_after
+
+    def predicted_by(self, name: str, x: Tensor, base: Tensor) -> Tensor:
+        """Logits (n, C) by the candidate that is the method `name`; `base` if it gives numbers that
+        are not finite, so that it is not chosen. The network stays as it is. ValueError for another
+        shape."""
+        network = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
+        try:
+            logits = self.method_clients[name].predict(x)
+        finally:
+            self.model.load_state_dict(network)
+        if logits.shape != base.shape:
+            raise ValueError(
+                f"auto.candidates names {name!r}, which predicts an array of the shape "
+                f"{tuple(logits.shape)} for {len(x)} inputs; it must be {tuple(base.shape)}"
+            )
+        return logits.detach() if logits.isfinite().all() else base
 
     def with_statistics(self, x: Tensor, prior_samples: float) -> tuple[Changes, Tensor]:
         """Statistics ρ · training + (1 − ρ) · inputs with ρ = N / (N + n), and the logits (n, C) by
@@ -461,7 +503,7 @@ class AutoClient(HoldingOut):
             return derivatives(rule, cases, np.asarray(arrays[COEFFICIENTS], float)), {}
         if rule.coefficients is not None:
             return calibration_sums(rule, cases, len(self.names)), {}
-        features = num_features(bool(self.norms))
+        features = num_features(bool(self.norms), self.names)
         return feature_sums(rule, cases, len(self.names), features), {}
 
     def guard(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:

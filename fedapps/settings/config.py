@@ -24,14 +24,22 @@ from fedapps.common.settings import (
     present_keys,
     taken,
 )
-from fedapps.methods import METHODS, Method
+from fedapps.methods import METHODS, Method, chosen_from
 from fedapps.settings.rates import task_of, with_rate_of_task
 from fedapps.settings.sections import of_method
 from partitions.rules.registry import options_of
 
 Config = dict[str, Value]
 SCHEMA = Path(__file__).with_name("schema.json")
-NAMING = ("method", "model", "client-models", "dataset", "partition", "novel-dataset")
+NAMING = (
+    "method",
+    "model",
+    "client-models",
+    "dataset",
+    "partition",
+    "novel-dataset",
+    "candidates",
+)
 
 # What reads saved runs has moved; the former names stay for one release.
 MOVED = ("ordered", "run_configuration", "run_folders", "saved_configuration", "saved_runs")
@@ -293,11 +301,12 @@ _completed: deque[tuple[Config, Config]] = deque(maxlen=8)  # run configurations
 
 
 def relevant(config: Mapping[str, Value]) -> Config:
-    """The settings that a run reads: its method's section, the common ones that this section does
-    not set, the options of its partition rule, and the sections of code from outside."""
+    """The settings that a run reads: its method's section and those of the methods that its clients
+    choose from, the common ones that the method's section does not set, the options of its
+    partition rule, and the sections of code from outside."""
     method = str(config["method"])
     options = {f"partition.{name}" for name in options_of(config)}
-    sections = {method, *_references(config)}
+    sections = {method, *chosen_from(method, config), *_references(config)}
 
     def reads(key: str) -> bool:
         section = section_of(key)

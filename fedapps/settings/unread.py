@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedapps.common.external_code import Value
-from fedapps.methods import METHODS
+from fedapps.methods import METHODS, chosen_from
 from fedapps.settings.config import Config, declared, section_of
 from fedapps.settings.variants import Variant, ancestors, lineage
 from partitions.datasets.catalog import DATASETS
@@ -27,7 +27,7 @@ def check_read(
     A change that is `from_file` may be meant for other runs. Returns a sentence for each option
     that some of the runs do not read."""
     variants = [Variant.parse(method) for method in methods]
-    _check_sections(changes, variants, from_file)
+    _check_sections(config, changes, variants, from_file)
     # Labels set options, too.
     keys = dict.fromkeys(changes)
     for variant in variants:
@@ -41,15 +41,21 @@ def check_read(
 
 
 def _check_sections(
-    changes: Mapping[str, Any], variants: Sequence[Variant], from_file: Collection[str]
+    config: Mapping[str, Value],
+    changes: Mapping[str, Any],
+    variants: Sequence[Variant],
+    from_file: Collection[str],
 ) -> None:
     """Raise ValueError for a change, not `from_file`, in the section of a method that does not
     run."""
     methods = list(dict.fromkeys(variant.method for variant in variants))
     read_sections: set[str] = set()
-    for method in methods:
-        # A method that extends another one inherits the settings of its section.
-        read_sections.update(lineage(method))
+    for variant in variants:
+        of_label = {f"{variant.method}.{key}": value for key, value in variant.settings.items()}
+        chosen = chosen_from(variant.method, {**config, **variant.settings, **of_label})
+        for method in (variant.method, *chosen):
+            # A method that extends another one inherits the settings of its section.
+            read_sections.update(lineage(method))
     for key, value in changes.items():
         section = section_of(key)
         if section not in METHODS.known() or section in read_sections or key in from_file:

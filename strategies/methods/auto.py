@@ -178,7 +178,7 @@ class _Exchanges:
         self.has_statistics = bool(layers)
         self.blocks = Blocks((*(layers or [width]), self.classes, NUM_LAST))
         self.candidates = candidates_of(strategy.candidates, self.has_statistics)
-        self.features = num_features(self.has_statistics)
+        self.features = num_features(self.has_statistics, self.candidates)
         self.num_folds = min(FOLDS, len(self.training))
         self.folds = {node: i % self.num_folds for i, node in enumerate(self.training)}
         log(INFO, "auto: candidates none, %s", ", ".join(self.candidates))

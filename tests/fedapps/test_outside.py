@@ -9,8 +9,11 @@ from documented_code import DITTO, RINGS, SIZES, written
 from PIL import Image
 from small_runs import ALL_SAMPLES, federate
 
+from clients.core.client import Client
+from clients.core.decision.changes import Changer, named_changes
 from clients.models import build_model
 from clients.models.head import headed
+from fedapps.building import Builder
 from fedapps.common import external_code
 from fedapps.planning import make_jobs
 from fedapps.settings.config import defaults, override, own_settings, settings
@@ -142,3 +145,20 @@ def test_relative_paths_become_absolute_for_the_engines(tmp_path, monkeypatch):
     [job] = make_jobs(config, ["fedavg"], [0], tmp_path / "out")
     assert job.config["dataset"] == str(tmp_path / "d.npz")
     assert job.config["data-dir"] == str(tmp_path)
+
+
+def test_auto_chooses_from_the_pages_correction_and_plays_its_change():
+    """The mean of an image's logits and those of its mirror image; fog brightens each pixel."""
+    names = ["my_lab.corrections:METHOD", "my_lab.corrections:fog"]
+    external_code.allow(*names)
+    config = defaults() | {"method": "auto", "auto.candidates": f"bbse,{names[0]}"}
+    config |= {"auto.changes": names[1], "num-clients": 6}
+    client = Builder(config, "auto", federation(config).info).client(federation(config).share(1), 1)
+    x = client.share.everything[:][0]
+    client.load(client.initial)
+    mirrored = client.predicted_by(names[0], x, Client.predict(client, x))
+    expected = (Client.predict(client, x) + Client.predict(client, x.flip(-1))) / 2
+    torch.testing.assert_close(mirrored, expected)
+    (fog,) = named_changes(client.changes, 4)
+    changed = Changer(x)(fog, x, np.random.default_rng(0))
+    assert (changed >= x).all() and (changed[x < x.max()] > x[x < x.max()]).all()

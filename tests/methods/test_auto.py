@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from auto_clients import X, network, rule_that_chooses, source_of, training_client
 from clients_with_sources import novel_client
 from flwr.app import Context, RecordDict
 from small_runs import ALL_SAMPLES, SMALL, Watched, fedapps, federate, share, update
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
+from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
 from clients.core.label_shift import log_q_by_em
@@ -26,54 +27,8 @@ from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
-X = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-Y = torch.arange(40) % 3
 NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn"}
 KINDS = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
-
-
-def network(name="convnet-bn"):
-    return build_model(name, (1, 8, 8), 3, 0)
-
-
-def training_client(name="convnet-bn", **settings):
-    return AutoClient(network(name), share(X, Y), held_out=0.75, **settings)
-
-
-def source_of(client):
-    """Statistics of one client's held-out samples, as the server makes them."""
-    strategy = Auto(alpha=0.5)
-    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
-    answer = {"moments": client.moments, "spread": client.spread}
-
-    def exchange(action, payloads, like):
-        arrays, _ = answer[action.partition(".")[2]](next(iter(payloads.values())), {})
-        expected = next(iter(like.values()))
-        assert {n: a.shape for n, a in arrays.items()} == {n: a.shape for n, a in expected.items()}
-        return [update(0, arrays)]
-
-    strategy.exchange = exchange
-    return exchanges.statistics()
-
-
-def rule_that_chooses(client, place, *, win_rate=0.9):
-    """Any misfit is of label shift; the candidate at this place has that win rate, others none."""
-    candidates, layers = len(client.names), len(client.blocks.sizes)
-    features = 13 if client.norms else 9
-    calibration = np.zeros((2, candidates, 4))
-    if place >= 0:
-        calibration[:, place, 0] = win_rate
-    return Rule(
-        misfit_mean=np.zeros(layers),
-        misfit_deviation=np.ones(layers),
-        misfit_limit=np.array(1e6),
-        ranges=np.tile([-9.0, 9.0], (candidates, 4, 1)),
-        feature_mean=np.zeros((candidates, features)),
-        feature_deviation=np.ones((candidates, features)),
-        coefficients=np.zeros((candidates, 2, features + 1)),
-        calibration=calibration,
-        guard=np.zeros(2),
-    )
 
 
 def served(client, source, rule):

@@ -3,7 +3,9 @@
 Images have thirteen in four families: noise, loss of detail, tone, geometry. They see images (n,
 channels, H, W) in [0, 1]: each channel of the client's own samples is scaled to that range, and
 values beyond it are cut. Columns of tables, and channels of signals, have three: noise, scale and
-shift, in deviations of the client's samples."""
+shift, in deviations of the client's samples.
+
+A user's own change is a function ``change(x, draw)`` of such inputs, named ``module:NAME``."""
 
 import math
 from collections.abc import Callable
@@ -12,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from fedapps.common.external_code import is_reference, load
+from fedapps.common.spelling import did_you_mean
 
 Draw = np.random.Generator
 Change = Callable[[Tensor, Draw], Tensor]
@@ -195,14 +200,49 @@ EVERY = ",".join(IMAGE_CHANGES | COLUMN_CHANGES)
 
 def named_changes(names: str, num_dimensions: int) -> list[Change]:
     """The changes with these names, separated by commas, that inputs of a batch of so many
-    dimensions have. Raises ValueError for an unknown name."""
+    dimensions have, and all that are ``module:NAME``. Raises ValueError for an unknown name."""
     known = IMAGE_CHANGES | COLUMN_CHANGES
-    chosen = names.split(",")
-    for name in chosen:
-        if name not in known:
-            raise ValueError(f"auto.changes names {name!r}; known: {', '.join(known)}")
     fitting = IMAGE_CHANGES if num_dimensions == 4 else COLUMN_CHANGES
-    return [known[name] for name in chosen if name in fitting]
+    chosen: list[Change] = []
+    for word in names.split(","):
+        name = word.strip()
+        if is_reference(name):
+            chosen.append(OwnChange(name))
+        elif name not in known:
+            raise ValueError(
+                f"auto.changes names {name!r}{did_you_mean(name, known)}; known: "
+                f"{', '.join(known)}, and module:NAME of a function of inputs and a generator"
+            )
+        elif name in fitting:
+            chosen.append(known[name])
+    return chosen
+
+
+class OwnChange:
+    """A function of the user's, ``change(x, draw)``: x (n, *shape) in the units above, `draw` a
+    numpy generator. Raises ValueError for one that is no function."""
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+        self._function = load(reference)
+        if not callable(self._function):
+            raise ValueError(
+                f"auto.changes names {reference!r}, which is {self._function!r:.80}; it must be a "
+                "function of inputs and a numpy generator"
+            )
+
+    def __call__(self, x: Tensor, draw: Draw) -> Tensor:
+        """The changed inputs. Raises ValueError for others than finite ones of the same shape."""
+        changed = self._function(x, draw)
+        if not isinstance(changed, Tensor) or changed.shape != x.shape:
+            given = f"the shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else changed
+            raise ValueError(
+                f"{self.reference} gives {given!s:.80}; a change gives a tensor of the inputs' "
+                f"shape {tuple(x.shape)}"
+            )
+        if not changed.isfinite().all():
+            raise ValueError(f"{self.reference} gives numbers that are not finite")
+        return changed.to(x)
 
 
 class Changer:

@@ -10,7 +10,8 @@ and its expected gain d_j w_j, with d_j the share of changed predictions. The ch
 else FedAvg: half an input must be expected to be won, so that w_j > 0, and k bounds the share of
 harmed clients."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ NEVER = 1e6  # a k that no client reaches: nothing is chosen
 UNBOUNDED = 1e6  # an end of a descriptor's range that cuts nothing
 
 # What the network's normalisation allows: corrected networks, and those among them that may be
-# chosen. BBSE corrects proportions alone.
+# chosen beside methods such as tent. BBSE corrects proportions alone.
 BBSE = "bbse"
 BN_WEIGHTS = {"bn0": 0.0, "bn16": 16.0, "bn64": 64.0}  # weight of the training statistics
 EM_VIEWS = {"bn0-em": "bn0", "bn16-em": "bn16"}  # corrected by EM, on top of these
@@ -36,27 +37,40 @@ CANDIDATES = (BBSE, *BN_WEIGHTS)
 DESCRIPTORS = 4
 
 
-def views_of(has_statistics: bool) -> tuple[str, ...]:
-    """The corrected networks that are compared."""
-    return VIEWS if has_statistics else VIEWS_WITHOUT_STATISTICS
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a list with commas, none twice."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
-def num_features(has_statistics: bool) -> int:
+def word_of(name: str) -> str:
+    """What results call a candidate: "NAME" of "module:NAME"."""
+    return name.rpartition(":")[2]
+
+
+def methods_among(names: Iterable[str]) -> tuple[str, ...]:
+    """The candidates that are methods of their own, such as tent, and none of `CANDIDATES`."""
+    return tuple(name for name in names if name not in CANDIDATES)
+
+
+def views_of(has_statistics: bool, candidates: Sequence[str]) -> tuple[str, ...]:
+    """The corrected networks that are compared, those of methods among the candidates last."""
+    fixed = VIEWS if has_statistics else VIEWS_WITHOUT_STATISTICS
+    return fixed + methods_among(candidates)
+
+
+def num_features(has_statistics: bool, candidates: Sequence[str]) -> int:
     """F of a changed sample's features, the constant included."""
-    return 4 + len(views_of(has_statistics)) - 1 + DESCRIPTORS + 1
+    return 4 + len(views_of(has_statistics, candidates)) - 1 + DESCRIPTORS + 1
 
 
 def candidates_of(names: str, has_statistics: bool) -> tuple[str, ...]:
     """The candidates among `names`, separated by commas, that the network allows. Raises ValueError
-    for an unknown name, and if none is left."""
-    given = names.split(",")
-    for name in given:
-        if name not in CANDIDATES:
-            raise ValueError(
-                f"auto.candidates names {name!r}; known: {', '.join(CANDIDATES)}, and FedAvg's "
-                "model is always one"
-            )
-    able = tuple(name for name in dict.fromkeys(given) if has_statistics or name == BBSE)
+    if none is left, and for two that results could not tell apart."""
+    given = names_in(names)
+    for word, count in Counter(map(word_of, given)).items():
+        if count > 1:
+            raise ValueError(f"auto.candidates has {count} called {word!r}; rename the own one")
+    able = tuple(name for name in given if has_statistics or name not in BN_WEIGHTS)
     if not able:
         raise ValueError(
             f"auto.candidates is {names!r}, which needs batch normalisation; add bbse, or take a "
