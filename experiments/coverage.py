@@ -38,7 +38,8 @@ makes this page from `experiments/published/` and `experiments/measured/`. The f
 commands.
 """
 SUMMARY = """**Of {} items {} are measured wholly, {} in part and {} not.** Wholly means each row
-and column with at least three seeds: tables and figures on the paper's data, the others on any.
+and column with at least three seeds: tables and figures on the paper's data and with its settings,
+the others on any data.
 
 **{} of {} values are stale; {} of these were measured before records kept the method's version.**
 A newer record keeps the numbers of a small run with its settings. A value is stale if that small

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from experiments import check_published
-from experiments.check_published import problems_of, uncovered
+from experiments.check_published import Check, of_method, problems_of, runs_of, uncovered
 from fedapps.results.published import SCORE_COLUMNS, Published
+from fedapps.settings.config import effective
 from fedapps.settings.experiments import (
     Experiment,
     experiments,
@@ -64,6 +65,135 @@ def test_a_published_table_is_whole(name):
         for cell in c[s].values()
     )
     assert legible or table["damaged"]
+
+
+# Of each table, compared with the papers' text: the number of values and spreads, and their sum,
+# each times its place.
+TOTALS = {
+    "fedembed/table2": (72, 794.5),
+    "fedembed/table3": (72, 694.1),
+    "fedembed/table4": (144, 3323.53),
+    "fedembed/table5": (108, 1611.38),
+    "fedtta/figure3": (6, 1685.57),
+    "fedtta/figure4": (4, 444.49),
+    "fedtta/figure5": (0, 0),
+    "fedtta/table1": (280, 1303795.86),
+    "fedtta/table2": (168, 988798.95),
+    "odpfl_hn/figure3a": (0, 0),
+    "odpfl_hn/figure3b": (0, 0),
+    "odpfl_hn/figure4": (0, 0),
+    "odpfl_hn/section6-8": (14, 1584.4),
+    "odpfl_hn/table1": (112, 89050.9),
+    "odpfl_hn/table2": (56, 22813.5),
+    "pfedhn/appendix-c5": (4, 338.68),
+    "pfedhn/figure2": (0, 0),
+    "pfedhn/figure3": (0, 0),
+    "pfedhn/figure4": (0, 0),
+    "pfedhn/figure5": (0, 0),
+    "pfedhn/figure6a": (0, 0),
+    "pfedhn/figure6b": (2, 265.22),
+    "pfedhn/table1": (112, 185827.77),
+    "pfedhn/table2": (62, 44909.68),
+    "pfedhn/table3": (24, 14230.7),
+    "pfedhn/table4": (6, 794.6),
+}
+
+
+@pytest.mark.parametrize("name", sorted(published_tables(experiments_root())))
+def test_the_values_of_a_table_add_up(name):
+    """A wrong digit and two exchanged values change the sum."""
+    numbers: list[float] = []
+    for column in read_table(name, experiments_root())["columns"]:
+        for key in sorted(column.keys() & {*SCORE_COLUMNS, "group"}):
+            for _, cell in sorted(column[key].items()):
+                numbers += cell
+    total = sum(place * number for place, number in enumerate(numbers, start=1))
+    assert (len(numbers), round(total, 2)) == TOTALS[name]
+
+
+# What a paper says of all its experiments.
+OF_ALL_TABLES = {
+    "fedtta": {
+        "train-fraction": 0.5,
+        "partition.validation-fraction": 0.15,  # "a ratio of 85:15"
+        "fraction-train": 1.0,  # "all clients participate"
+        "local-steps": 20,
+        "batch-size": 64,
+    },
+    "odpfl_hn": {
+        "train-fraction": 0.9,  # "N/10" are novel
+        "partition.validation-fraction": 0.15,  # "85% / 15%"
+        "fraction-train": 0.1,
+        "rounds": 500,
+    },
+    "pfedhn": {"average-over": "clients"},  # "federated accuracy"
+    "fedembed": {
+        "partition.samples-per-user": 30,
+        "partition.test-per-user": 10,
+        "lr": 0.001,  # "Adam with PyTorch's default parameters"
+    },
+}
+# What FedTTA says of a method on all datasets.
+OF_ALL_FEDTTA = {
+    "fedadg": {"noise-dim": 10},
+    "fedsr": {"l2r": 0.01, "cmi": 0.0005},
+    "pfl-sampled": {"base": "fedper"},
+    "pfl-ensemble": {"base": "fedper"},
+    "odpfl-hn": {"descriptor-dim": 32},
+    "fedtta": {"adaptation-width": 32, "max-steps": 1, "mu": 0.0},
+    "fedtta-prox": {"adaptation-width": 32, "max-steps": 1},
+    "fedtta++": {"adaptation-width": 32, "max-steps": 50},
+}
+
+
+@pytest.mark.parametrize("name", sorted(published_tables(experiments_root())))
+def test_a_table_states_what_its_paper_says_of_all_experiments(name):
+    """A setting that a table leaves out is not compared with the experiments."""
+    table = read_table(name, experiments_root())
+    if "settings" not in table:  # FedEmbed's tables by prevalence are of runs of its others
+        assert table["without-experiment"]
+        return
+    paper = name.partition("/")[0]
+    stated = table["settings"]
+    expected = OF_ALL_TABLES[paper]
+    assert {key: stated.get(key) for key in expected} == expected
+    for method in table["rows"].keys() & OF_ALL_FEDTTA.keys():
+        if paper == "fedtta":
+            expected = OF_ALL_FEDTTA[method]
+            assert {key: stated[method].get(key) for key in expected} == expected, method
+
+
+def values_of(runs, method, key):
+    """The values that the runs of a method have for a key."""
+    return {effective(run.config, key) for run in runs if run.method == method}
+
+
+@pytest.mark.parametrize("name", OF_PAPERS)
+def test_a_reason_that_names_a_source_agrees_with_it(name):
+    """A file that chose a value tries others, too. "Table 4" is FedTTA's, for MNIST. What is said
+    to be within a grid is."""
+    asked = read_experiment(name)
+    check = Check(asked, asked.tables[0])
+    keys_set = [set(check.set_for(run)) for run in check.runs]
+    mnist, *_ = read_table("fedtta/table1", experiments_root())["columns"]
+    grids = [read_table(table, experiments_root()).get("grids", {}) for table in asked.tables]
+    for reason_key, reason in asked.reasons.items():
+        search = re.search(r"(?:samples \(|: by )([\w-]+)\.toml", reason)
+        for method in {run.method for run in check.runs}:
+            key = reason_key.removeprefix(f"{method}.")
+            runs = [run for run, keys in zip(check.runs, keys_set, strict=True) if key in keys]
+            values = values_of(runs, method, key)
+            if not values:
+                continue
+            if search:
+                searching = read_experiment(f"{name.partition('/')[0]}/{search[1]}")
+                assert values_of(runs_of(searching), method, key) > values, (method, key)
+            if "those of Table 4 for MNIST" in reason:
+                assert values == {mnist["settings"][method].get(key)}, (method, key)
+            if reason.startswith("within the grid"):
+                for grid in grids:
+                    searched = of_method(method, grid).get(key)
+                    assert searched is None or values <= set(searched), (method, key)
 
 
 def test_cells_by_hand():

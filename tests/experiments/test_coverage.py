@@ -4,6 +4,7 @@ import pytest
 
 from clients.methods.fedprox import FedProxClient
 from experiments import coverage
+from experiments.check_published import of_method
 from experiments.coverage import (
     IN_PART,
     NOT,
@@ -21,7 +22,7 @@ from experiments.fingerprint import fingerprint, settings_of
 from fedapps.results.method_code import code_of
 from fedapps.settings.config import defaults
 from fedapps.settings.experiments import experiments_root
-from fedapps.settings.published_tables import read_table
+from fedapps.settings.published_tables import cells, published_tables, read_table
 from fedapps.settings.variants import Variant
 
 
@@ -139,10 +140,58 @@ def test_every_item_has_a_number_or_the_reason_why_not():
             }
             assert set(one.columns) <= columns, one.name
         names.add((one.paper, one.kind, one.name))
-    assert len(names) == len(read_items()) == 125
+    assert len(names) == len(read_items()) == 134
+
+
+# Its record has a column for each ε and number of samples.
+OTHER_COLUMNS = {"odpfl_hn/figure4"}
+
+
+@pytest.mark.parametrize(
+    "name", sorted(published_tables(experiments_root()).keys() - OTHER_COLUMNS)
+)
+def test_items_name_every_row_and_column_of_a_table(name):
+    """An item without a row counts as measured wholly though that row is not measured."""
+    items = [one for one in read_items() if one.table == name]
+    for column in read_table(name, experiments_root())["columns"]:
+        if column.get("derived"):
+            continue
+        named: set[str] = set()
+        for one in items:
+            if not one.columns or column["name"] in one.columns:
+                named.update(one.rows)
+        assert named == cells(column) | column.get("group", {}).keys(), column["name"]
+
+
+def test_an_item_of_a_table_says_that_its_runs_were_shorter_or_departed():
+    """The published number of rounds is the table's. A record's note names what departs."""
+    records = read_records()
+    for one in read_items():
+        if not one.table:
+            continue
+        notes = [records[name]["note"] for name in one.records if "note" in records[name]]
+        assert one.lacks.strip() or not notes, (one.name, notes)
+        content = read_table(one.table, experiments_root())
+        for value in measured(one, records).cells:
+            method = str(value["row"]).partition(" ")[0]
+            rounds = set()
+            for column in content["columns"]:
+                if not one.columns or column["name"] == value["column"]:
+                    settings = (content.get("settings", {}), column.get("settings", {}))
+                    rounds.add(of_method(method, *settings).get("rounds", value["rounds"]))
+            assert rounds == {value["rounds"]} or "rounds" in one.lacks, one.name
 
 
 def test_the_page_has_every_item():
-    text = PAGE.read_text("utf-8")
+    """With its present status and what is missing, though not the values, which take longer."""
+    lines = PAGE.read_text("utf-8").splitlines()
+    records = read_records()
+    headings = [number for number, line in enumerate(lines) if line.startswith("## ")]
+    papers = {lines[start][3:]: start for start in headings}
     for one in read_items():
-        assert f"| {one.kind} | {one.name} | `{one.code}` |" in text, one.name
+        start = papers[one.paper]
+        end = min([number for number in headings if number > start], default=len(lines))
+        status = measured(one, records).status
+        head = f"| {one.kind} | {one.name} | `{one.code}` | {status} |"
+        (line,) = (line for line in lines[start:end] if line.startswith(head))
+        assert line.endswith(f"| {one.lacks or '–'} |"), one.name
