@@ -112,6 +112,7 @@ class AutoClient(HoldingOut):
     tasks = (CLASSES,)
     needs_head = True
     supports_streaming = True
+    fewest_held_out = SIZES[0]  # fewer play no newcomer
     exchanges = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
     saves_state_after = ("query.misfit", "query.guard")
 
@@ -414,6 +415,8 @@ class AutoClient(HoldingOut):
 
     def inner_values(self, x: Tensor) -> tuple[np.ndarray, Tensor]:
         """φ (n, D) in float64, and the logits (n, C) of the network as it is."""
+        if not len(x):  # a network from outside may not take an empty batch
+            return np.zeros((0, self.blocks.width)), x.new_zeros(0, self.head.out_features)
         self.model.eval()
         values = []
         outputs = []
@@ -454,9 +457,12 @@ class AutoClient(HoldingOut):
     # What a training client answers: sums over held-out samples and played newcomers
 
     def held_out_samples(self) -> tuple[Tensor, Tensor]:
-        """The labeled samples (x, y) that the network is not trained on."""
+        """The labeled samples (x, y) that the network is not trained on, none if these would be too
+        few. With `held_out` = 0 they are the training samples."""
         x, y = self.held.to(self.device)[:]
         labeled = labeled_rows(y)
+        if self.held_out and not self.holds_out:
+            labeled = torch.zeros_like(labeled)
         return x[labeled], y[labeled]
 
     def moments(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
@@ -474,14 +480,21 @@ class AutoClient(HoldingOut):
         return {"confusion": confusion, "counts": counts, "sums": sums, "squares": squares}, {}
 
     def spread(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """r_l r_lᵀ (Σ d_l²,) and 1/n (1,), by the class means in `arrays`."""
+        """r_l r_lᵀ (Σ d_l²,), 1/n (1,) and 1 (1,), by the class means in `arrays`; zeros from a
+        client that holds out nothing."""
         means = np.asarray(arrays[SOURCE_MEANS], float)
         self.receive(arrays, config)
         x, y = self.held_out_samples()
+        if not len(x):
+            return {
+                "squares": np.zeros(self.blocks.entries),
+                "inverse": np.zeros(1),
+                "clients": np.zeros(1),
+            }, {}
         phi, _ = self.inner_values(x)
         r = residual(phi, y.cpu().numpy(), means)
         squares = self.blocks.second_moments(r[None])
-        return {"squares": squares, "inverse": np.array([1 / len(x)])}, {}
+        return {"squares": squares, "inverse": np.array([1 / len(x)]), "clients": np.ones(1)}, {}
 
     def misfit(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """First, with the server's statistics in `arrays`: play newcomers, keep what the rule needs

@@ -193,11 +193,17 @@ class _Exchanges:
             "squares": (self.blocks.entries,),
         }
         sums, _ = self.sum("moments", self.to_all(self.arrays), shapes)
+        if not sums["counts"].any():
+            raise Unanswered(
+                f"no training client holds out samples, of which it needs {SIZES[0]}; raise "
+                "held-out, or take fewer clients"
+            )
         means = class_means(sums["counts"], sums["sums"])
         within = within_classes(sums["counts"], means, sums["squares"], self.blocks)
         sent = self.to_all(self.arrays | {f"{SOURCE}/means": means})
-        shapes = {"squares": (self.blocks.entries,), "inverse": (1,)}
-        spread, clients = self.sum("spread", sent, shapes)
+        shapes = {"squares": (self.blocks.entries,), "inverse": (1,), "clients": (1,)}
+        spread, _ = self.sum("spread", sent, shapes)
+        clients = max(float(spread["clients"][0]), 1.0)
         squares = spread["squares"] / clients
         inverse = float(spread["inverse"][0]) / clients
         between = between_clients(squares, inverse, within, self.blocks)
@@ -348,9 +354,9 @@ class _Exchanges:
         """Bound what one client's answer can count. A loss is a share, so that a liar can hide only
         its own; `protect` turns on the limits of `strategies.core.count_limits` for all others."""
         for answer in answers:
-            if "loss" in answer:
-                answer["loss"] = np.clip(answer["loss"], 0, 1)
-                answer["clients"] = np.clip(answer["clients"], 0, 1)
+            for share in ("loss", "clients"):
+                if share in answer:
+                    answer[share] = np.clip(answer[share], 0, 1)
         if self.strategy.max_update_ratio:
             self._bound_by_others(answers)
         if self.strategy.max_examples_ratio:

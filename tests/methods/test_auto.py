@@ -368,6 +368,48 @@ def test_without_a_newcomer_there_is_no_rule():
         exchanges.with_misfits({})
 
 
+def test_a_client_that_would_hold_out_too_few_trains_on_all_and_answers_with_zeros():
+    """A fifth of 99 are 20, of 97 are 19. Without a hold-out, newcomers are training samples."""
+    many = torch.rand(99, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(99) % 3
+    enough = AutoClient(network(), share(many, labels))
+    assert len(enough.share.train) == 79 and len(enough.held_out_samples()[1]) == 20
+    few = AutoClient(network(), share(many[:97], labels[:97]))
+    assert len(few.share.train) == 97 and len(few.held_out_samples()[1]) == 0
+    for array in few.moments(few.initial, {})[0].values():
+        assert not array.any()
+    spread, _ = few.spread(few.initial | {"source/means": np.zeros((3, few.blocks.width))}, {})
+    assert {*spread} == {"squares", "inverse", "clients"}
+    assert not any(array.any() for array in spread.values())
+    assert list(few.played(1)) == []
+    without = AutoClient(network(), share(many, labels), held_out=0.0)
+    assert len(without.held_out_samples()[1]) == len(without.share.train) == 99
+
+
+def test_clients_that_hold_out_nothing_do_not_count_in_the_covariance_between_clients():
+    """Of two clients one answers with zeros: B is that of the other one alone."""
+    client = training_client()
+    alone = source_of(client)
+    beside = source_of(client, idle=1)
+    for name in alone:
+        np.testing.assert_array_equal(alone[name], beside[name])
+    assert alone["between"].any()
+
+
+def test_where_nobody_holds_out_enough_auto_is_fedavg_bit_by_bit():
+    """85 samples a client, of which a fifth are 17. One exchange shows it."""
+    fedavg, _ = federate(method="fedavg")
+    auto, grid = federate(Watched, method="auto", **{"auto.held-out": 0.2})
+    asked = {message.metadata.message_type for message in grid.seen}
+    assert asked & set(KINDS) == {"query.moments"}
+    for name, array in fedavg.arrays.items():
+        np.testing.assert_array_equal(array.numpy(), auto.arrays[name].numpy())
+    ours, theirs = (dict(run.evaluate_metrics_clientapp[2]) for run in (auto, fedavg))
+    for name in ("train-accuracy", "novel-accuracy", "novel-loss"):
+        assert ours[name] == theirs[name]
+    assert "novel-misfit" not in ours
+
+
 def test_newcomers_are_played_before_they_are_asked_for():
     client = training_client()
     with pytest.raises(ValueError, match=r"query\.misfit comes first"):

@@ -22,8 +22,9 @@ def training_client(name="convnet-bn", **settings):
     return AutoClient(network(name), share(X, Y), held_out=0.75, **settings)
 
 
-def source_of(client):
-    """Statistics of one client's held-out samples, as the server makes them."""
+def source_of(client, *, idle=0):
+    """Statistics of one client's held-out samples, as the server makes them; so many `idle` clients
+    answer with zeros."""
     strategy = Auto(alpha=0.5)
     exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
     answer = {"moments": client.moments, "spread": client.spread}
@@ -32,7 +33,8 @@ def source_of(client):
         arrays, _ = answer[action.partition(".")[2]](next(iter(payloads.values())), {})
         expected = next(iter(like.values()))
         assert {n: a.shape for n, a in arrays.items()} == {n: a.shape for n, a in expected.items()}
-        return [update(0, arrays)]
+        zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
+        return [update(0, arrays), *(update(1 + i, zeros) for i in range(idle))]
 
     strategy.exchange = exchange
     return exchanges.statistics()
