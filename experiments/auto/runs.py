@@ -3,7 +3,8 @@ another; finished ones are kept:
 
     python -m experiments.auto.runs judged --model mlp --seeds 100,101,102 --inputs 200
 
-Then ``python -m experiments.auto.judge judged/200`` makes the table."""
+`--data` is mnist, fashion-mnist or digits. Then ``python -m experiments.auto.judge RECORD
+judged/200`` makes the table."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -14,11 +15,17 @@ import typer
 
 from clients.core.decision.changes import IMAGE_CHANGES
 from fedapps.commands.main import cli
-from fedapps.settings.config import defaults
+from fedapps.settings.config import defaults, section_of
 from fedapps.settings.experiments import read_experiment
 from fedapps.settings.unread import is_read
 
-PROTOCOL = "auto/protocol"
+# The scenarios and settings of each data.
+PROTOCOLS = {
+    "mnist": "auto/protocol",
+    "fashion-mnist": "unseen/fashion-mnist",
+    "digits": "unseen/digits",
+}
+NO_SHIFT = "unseen/inputs"  # of fewer inputs, which `novel-batch` is here
 CORRUPTED = ("gaussian", "salt", "blur", "contrast", "brightness")
 ROTATED = ("rotation", "shear")
 # Changes that resemble a scenario's, which no played newcomer may have there.
@@ -30,6 +37,11 @@ LEFT_OUT = {
     "domain-inverted": ("inversion",),
     "domain-background": ("gradient", "occlusion"),
     "mix": ("gaussian", "salt", "blur", "inversion", "gradient", "occlusion", *ROTATED),
+}
+LEFT_OUT |= {
+    "corruptions-small": CORRUPTED,
+    "hybrid-small": CORRUPTED,
+    "mix-small": (*LEFT_OUT["mix"], "contrast", "brightness"),
 }
 METHODS = ("fedavg", "auto", "bbse", "prior-em", "bn-adapt", "tent", "t3a")
 # A network without normalisation layers, in which bn-adapt and tent have nothing to adapt.
@@ -52,9 +64,11 @@ class Scenario(NamedTuple):
         return "-".join([self.experiment, *(word.partition("=")[2] for word in self.swept)])
 
 
-def scenarios() -> Iterator[Scenario]:
-    """The protocol's scenarios."""
-    for included in read_experiment(PROTOCOL).include:
+def scenarios(data: str) -> Iterator[Scenario]:
+    """The scenarios of the data."""
+    for included in read_experiment(PROTOCOLS[data]).include:
+        if included == NO_SHIFT:
+            continue
         grid = read_experiment(included).grid
         for values in product(*grid.values()):
             pairs = zip(grid, values, strict=True)
@@ -62,15 +76,18 @@ def scenarios() -> Iterator[Scenario]:
             yield Scenario(included.removeprefix("unseen/"), swept)
 
 
-def base_run(scenario: Scenario, model: str, seed: int, output: Path) -> list[str]:
-    """The words of the command that trains the scenario's model."""
+def base_run(data: str, scenario: Scenario, model: str, seed: int, output: Path) -> list[str]:
+    """The words of the command that trains the scenario's model, evaluated after the last round."""
     experiment = f"unseen/{scenario.experiment}"
     config = defaults() | read_experiment(experiment).settings
+    given = read_experiment(PROTOCOLS[data]).settings
     settings = []
-    for key, value in read_experiment(PROTOCOL).settings.items():
-        if key != "model" and is_read(key, config):
+    for key, value in given.items():
+        of_other_method = section_of(key) not in ("", "partition")
+        if key not in ("model", "evaluate-every") and not of_other_method and is_read(key, config):
             settings.append(f"{key}={value}")
-    settings += [f"model={model}", *scenario.swept, *changes(scenario)]
+    settings += [f"evaluate-every={given['rounds']}", f"model={model}"]
+    settings += [*scenario.swept, *changes(scenario)]
     words = ["run", experiment, *settings]
     folder = output / "base" / scenario.name
     return [*words, "--methods", "auto", "--seeds", str(seed), *IN_PROCESS, "--output", str(folder)]
@@ -103,18 +120,21 @@ def changes(scenario: Scenario) -> Iterator[str]:
 
 def main(
     output: Path,
+    data: str = "mnist",
     model: str = "convnet-atp",
     seeds: str = "100,101,102",
     inputs: str = "200,50,20",
     only: str = "",
 ) -> None:
     """Carry out the runs. `only` names scenarios, by commas; default: all."""
+    if data not in PROTOCOLS:
+        raise typer.BadParameter(f"--data is {data!r}; known: {', '.join(PROTOCOLS)}")
     command = typer.main.get_command(cli)
     for seed in map(int, seeds.split(",")):
-        for scenario in scenarios():
+        for scenario in scenarios(data):
             if only and scenario.name not in only.split(","):
                 continue
-            runs = [base_run(scenario, model, seed, output)]
+            runs = [base_run(data, scenario, model, seed, output)]
             for number in map(int, inputs.split(",")):
                 runs.append(corrections(scenario, model, seed, number, output))
             for words in runs:

@@ -8,7 +8,7 @@ from small_runs import SMALL
 
 from experiments.auto import judge
 from experiments.auto.judge import Verdict, bars, choices_text, mean_of, read, verdict
-from experiments.auto.runs import Scenario, base_run, corrections, scenarios
+from experiments.auto.runs import PROTOCOLS, Scenario, base_run, changes, corrections, scenarios
 from fedapps.planning import configured, read_request
 from fedapps.serverapp import run_in_process
 from fedapps.settings.experiments import experiments_root
@@ -59,12 +59,18 @@ def test_choices_in_words():
     assert choices_text({}) == "none 100; no rule"
 
 
-@pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
-def test_the_command_takes_the_settings_of_each_scenario(scenario):
+ALL = [(data, scenario) for data in PROTOCOLS for scenario in scenarios(data)]
+
+
+@pytest.mark.parametrize(
+    ("data", "scenario"), ALL, ids=[f"{data}-{scenario.name}" for data, scenario in ALL]
+)
+def test_the_command_takes_the_settings_of_each_scenario(data, scenario):
     """Both of the run that trains, and of the runs that start from it."""
-    trains = settings_of(base_run(scenario, "convnet-atp", 100, Path("judged")))
+    trains = settings_of(base_run(data, scenario, "convnet-atp", 100, Path("judged")))
     config, _ = configured(trains, None, trains.settings)
-    assert config["model"] == "convnet-atp"
+    assert config["model"] == "convnet-atp" and config["dataset"] == data
+    assert config["evaluate-every"] == config["rounds"] == 60
     corrects = settings_of(corrections(scenario, "convnet-atp", 100, 50, Path("judged")))
     _, labels = configured(corrects, config, corrects.settings)
     assert len(labels) == 7
@@ -79,11 +85,11 @@ def settings_of(words):
 
 def test_the_runs_are_those_of_the_protocol():
     """Each scenario has one value of each setting, and no newcomer has its changes."""
-    names = [scenario.name for scenario in scenarios()]
+    names = [scenario.name for scenario in scenarios("mnist")]
     assert len(names) == len(set(names)) == 13  # of twelve experiments, one with two values
     assert Scenario("dirichlet", ("partition.alpha=0.1",)).name == "dirichlet-0.1" == names[2]
     beyond = Scenario("rotation-beyond")
-    words = base_run(beyond, "mlp", 100, Path("judged"))
+    words = base_run("mnist", beyond, "mlp", 100, Path("judged"))
     assert words[:2] == ["run", "unseen/rotation-beyond"]
     assert {"model=mlp", "num-clients=150", "evaluate-every=60"} <= set(words)
     (left_out,) = [word for word in words if word.startswith("auto.changes=")]
@@ -93,6 +99,16 @@ def test_the_runs_are_those_of_the_protocol():
     assert words[1:3] == ["--from", "judged/base/rotation-beyond/auto-seed100"]
     assert {"novel-batch=50", left_out, "judged/50/rotation-beyond"} <= set(words)
     assert not any(word.startswith("bn-adapt") for word in words)
+
+
+def test_each_data_has_its_scenarios_and_what_newcomers_may_not_have():
+    """Small images have other corruptions: contrast and brightness are among those of `mix`."""
+    of_digits = {scenario.name for scenario in scenarios("digits")}
+    assert {"domain-inverted", "mix-small", "dirichlet-0.1"} < of_digits and len(of_digits) == 12
+    assert len(list(scenarios("fashion-mnist"))) == 12
+    assert [*changes(Scenario("mix-small"))] == ["auto.changes=gamma,shift,scale"]
+    assert [*changes(Scenario("mix"))] == ["auto.changes=contrast,brightness,gamma,shift,scale"]
+    assert [*changes(Scenario("corruptions-small"))] == [*changes(Scenario("corruptions"))]
 
 
 def test_a_scenario_without_a_run_of_auto_is_left_out(tmp_path, capsys):
