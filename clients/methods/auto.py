@@ -96,6 +96,7 @@ EM_STEPS = 20
 NONE = "none"
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 KEPT = "Kept the global model"
+RUNNING_MEAN = "running_mean"  # the end of an array's name: the server sees the arrays alone
 NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
 CANDIDATES = setting(
     "bbse,bn16",
@@ -147,9 +148,18 @@ class AutoClient(HoldingOut):
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
-        """The network. Raises ValueError if it allows none of the candidates, and if no change is
-        one of such inputs."""
-        candidates_of(candidates, bool(batch_norms(model)))
+        """The network. Raises ValueError if it allows none of the candidates, if no change is one
+        of such inputs, and for a layer whose arrays the server would take for batch
+        normalisation."""
+        norms = batch_norms(model)
+        candidates_of(candidates, bool(norms))
+        for name, module in model.named_modules():
+            if RUNNING_MEAN in dict(module.named_buffers(recurse=False)) and name not in norms:
+                raise ValueError(
+                    f"auto cannot use the layer {name!r}, {type(module).__name__}: it keeps a "
+                    f"{RUNNING_MEAN} and is no batch normalisation of torch; let it keep none "
+                    "(track_running_stats=False), or choose a method such as tent or t3a"
+                )
         if not named_changes(changes, 1 + len(info.shape)):
             kinds = IMAGE_CHANGES if len(info.shape) == 3 else COLUMN_CHANGES
             raise ValueError(

@@ -41,7 +41,15 @@ from clients.core.decision.moments import (
 )
 from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
-from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
+from clients.methods.auto import (
+    CANDIDATES,
+    COEFFICIENTS,
+    NUM_LAST,
+    RULE,
+    RUNNING_MEAN,
+    SOURCE,
+    AutoClient,
+)
 from fedapps.common.settings import setting
 from strategies.core.count_limits import (
     bounded_confusions,
@@ -65,7 +73,6 @@ from strategies.maths.label_shift import conditional, prior
 from strategies.methods.fedavg import FedAvg
 
 HEAD_WEIGHT = "head.weight"
-MEAN = "running_mean"  # the end of the name of a layer's running mean
 COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
 NOT_MOVED = (*COUNTED, "loss", "clients")  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
@@ -174,7 +181,7 @@ class _Exchanges:
         self.arrays = arrays
         self.training = list(training)
         self.classes, width = arrays[HEAD_WEIGHT].shape
-        layers = [len(array) for name, array in arrays.items() if name.endswith(MEAN)]
+        layers = [len(array) for name, array in arrays.items() if name.endswith(RUNNING_MEAN)]
         self.has_statistics = bool(layers)
         self.blocks = Blocks((*(layers or [width]), self.classes, NUM_LAST))
         self.candidates = candidates_of(strategy.candidates, self.has_statistics)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from auto_clients import X, network, rule_that_chooses, source_of, training_client
+from auto_clients import X, Y, network, rule_that_chooses, source_of, training_client
 from clients_with_sources import novel_client
 from flwr.app import Context, RecordDict
 from small_runs import ALL_SAMPLES, SMALL, Watched, fedapps, federate, share, update
+from torch import nn
 
 import partitions
 from clients.core.client import Client
@@ -22,6 +23,7 @@ from clients.methods.auto import KEPT, AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
+from clients.models.head import headed
 from fedapps import InProcessGrid, client_app, server_app
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
@@ -287,6 +289,51 @@ def test_no_choice_depends_on_a_novel_label():
     assert "novel-misfit" in before and "novel-accuracy" in changed
     assert all(name.startswith("novel-") and ("accuracy" in name or name.endswith(("loss", "sem")))
                for name in changed)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm([4, 8, 8]),
+        nn.InstanceNorm2d(4),
+    ],
+    ids=str,
+)
+def test_other_normalisation_has_no_statistics_to_correct(norm):
+    """Group, layer and instance normalisation: BBSE alone, by the inner values of a network without
+    layers of statistics; client and server agree on their sizes."""
+    layers = [nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
+    model = headed(nn.Sequential(*layers), "auto", (1, 8, 8), 3)
+    client = AutoClient(model, share(X, Y), held_out=0.75)
+    assert client.names == ("bbse",) and client.blocks.sizes == (256, 3, 4)
+    source = source_of(client)
+    client.receive(client.initial | {f"source/{name}": a for name, a in source.items()}, {})
+    case, views = client.case(X)
+    assert [*views] == ["", "bbse", "em"] and case.misfits.shape == (3,)
+    assert np.isfinite(case.misfits).all() and np.isfinite(case.descriptors).all()
+
+
+class Frozen(nn.Module):
+    """Normalises by constants, as torchvision's frozen batch normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.full((4, 1, 1), 0.1))
+
+    def forward(self, x):
+        return x - self.running_mean
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.InstanceNorm2d(4, track_running_stats=True), Frozen()], ids=str
+)
+def test_a_layer_that_the_server_would_take_for_batch_normalisation_is_refused(norm):
+    layers = [nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
+    model = headed(nn.Sequential(*layers), "auto", (1, 8, 8), 3)
+    with pytest.raises(ValueError, match=rf"layer '\S*1', {type(norm).__name__}: it keeps a"):
+        AutoClient.build_network(model, partitions.task(SMALL))
+    AutoClient.build_network(network(), partitions.task(SMALL))
 
 
 def test_a_network_without_statistics_has_bbse_alone():
