@@ -81,10 +81,7 @@ class HoldingOut(Client):
     """A client that holds out some training samples: the network is not trained on `held`.
 
     These are evenly spaced among the training samples. A network from another run may have been
-    trained on them. Where these were fewer than `fewest_held_out`, or with `held_out` = 0, the
-    network is trained on all samples, and `held` are these."""
-
-    fewest_held_out = 1
+    trained on them. With too few samples or `held_out` = 0, `held` are the training samples."""
 
     held_out = setting(
         0.2, "share of the training samples held out from local training", "[0, 1)", neutral=0.0
@@ -94,11 +91,9 @@ class HoldingOut(Client):
         super().__init__(*args, **settings)
         train = self.share.train
         self.held: Samples = train
-        self.holds_out = False
         n = len(train)
         count = min(round(self.held_out * n), n - 1)
-        if count >= self.fewest_held_out and not self.share.novel:
-            self.holds_out = True
+        if count > 0 and not self.share.novel:
             rows = torch.arange(count) * n // count
             rest = torch.ones(n, dtype=torch.bool).index_fill(0, rows, False)
             self.held = replace(train, index=train.index[rows])

@@ -113,7 +113,6 @@ class AutoClient(HoldingOut):
     tasks = (CLASSES,)
     needs_head = True
     supports_streaming = True
-    fewest_held_out = SIZES[0]  # fewer play no newcomer
     exchanges = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
     saves_state_after = ("query.misfit", "query.guard")
 
@@ -467,12 +466,9 @@ class AutoClient(HoldingOut):
     # What a training client answers: sums over held-out samples and played newcomers
 
     def held_out_samples(self) -> tuple[Tensor, Tensor]:
-        """The labeled samples (x, y) that the network is not trained on, none if these would be too
-        few. With `held_out` = 0 they are the training samples."""
+        """The labeled samples (x, y) that the network is not trained on."""
         x, y = self.held.to(self.device)[:]
         labeled = labeled_rows(y)
-        if self.held_out and not self.holds_out:
-            labeled = torch.zeros_like(labeled)
         return x[labeled], y[labeled]
 
     def moments(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
@@ -491,7 +487,7 @@ class AutoClient(HoldingOut):
 
     def spread(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """r_l r_lᵀ (Σ d_l²,), 1/n (1,) and 1 (1,), by the class means in `arrays`; zeros from a
-        client that holds out nothing."""
+        client whose held-out samples have no label."""
         means = np.asarray(arrays[SOURCE_MEANS], float)
         self.receive(arrays, config)
         x, y = self.held_out_samples()

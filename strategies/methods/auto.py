@@ -201,10 +201,7 @@ class _Exchanges:
         }
         sums, _ = self.sum("moments", self.to_all(self.arrays), shapes)
         if not sums["counts"].any():
-            raise Unanswered(
-                f"no training client holds out samples, of which it needs {SIZES[0]}; raise "
-                "held-out, or take fewer clients"
-            )
+            raise Unanswered("no training client has a held-out sample with a label")
         means = class_means(sums["counts"], sums["sums"])
         within = within_classes(sums["counts"], means, sums["squares"], self.blocks)
         sent = self.to_all(self.arrays | {f"{SOURCE}/means": means})

@@ -25,6 +25,7 @@ from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
 from clients.models.head import headed
 from fedapps import InProcessGrid, client_app, server_app
+from partitions.shares import UNLABELED
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
@@ -415,22 +416,16 @@ def test_without_a_newcomer_there_is_no_rule():
         exchanges.with_misfits({})
 
 
-def test_a_client_that_would_hold_out_too_few_trains_on_all_and_answers_with_zeros():
-    """A fifth of 99 are 20, of 97 are 19. Without a hold-out, newcomers are training samples."""
-    many = torch.rand(99, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(99) % 3
-    enough = AutoClient(network(), share(many, labels))
-    assert len(enough.share.train) == 79 and len(enough.held_out_samples()[1]) == 20
-    few = AutoClient(network(), share(many[:97], labels[:97]))
-    assert len(few.share.train) == 97 and len(few.held_out_samples()[1]) == 0
-    for array in few.moments(few.initial, {})[0].values():
+def test_a_client_whose_held_out_samples_have_no_label_answers_with_zeros():
+    """Its network may not take an empty batch."""
+    client = AutoClient(network(), share(X, torch.full((40,), UNLABELED)), held_out=0.5)
+    for array in client.moments(client.initial, {})[0].values():
         assert not array.any()
-    spread, _ = few.spread(few.initial | {"source/means": np.zeros((3, few.blocks.width))}, {})
+    means = {"source/means": np.zeros((3, client.blocks.width))}
+    spread, _ = client.spread(client.initial | means, {})
     assert {*spread} == {"squares", "inverse", "clients"}
     assert not any(array.any() for array in spread.values())
-    assert list(few.played(1)) == []
-    without = AutoClient(network(), share(many, labels), held_out=0.0)
-    assert len(without.held_out_samples()[1]) == len(without.share.train) == 99
+    assert list(client.played(1)) == []
 
 
 def test_clients_that_hold_out_nothing_do_not_count_in_the_covariance_between_clients():
@@ -443,18 +438,15 @@ def test_clients_that_hold_out_nothing_do_not_count_in_the_covariance_between_cl
     assert alone["between"].any()
 
 
-def test_where_nobody_holds_out_enough_auto_is_fedavg_bit_by_bit():
-    """85 samples a client, of which a fifth are 17. One exchange shows it."""
-    fedavg, _ = federate(method="fedavg")
-    auto, grid = federate(Watched, method="auto", **{"auto.held-out": 0.2})
-    asked = {message.metadata.message_type for message in grid.seen}
-    assert asked & set(KINDS) == {"query.moments"}
-    for name, array in fedavg.arrays.items():
-        np.testing.assert_array_equal(array.numpy(), auto.arrays[name].numpy())
-    ours, theirs = (dict(run.evaluate_metrics_clientapp[2]) for run in (auto, fedavg))
-    for name in ("train-accuracy", "novel-accuracy", "novel-loss"):
-        assert ours[name] == theirs[name]
-    assert "novel-misfit" not in ours
+def test_without_a_label_in_what_is_held_out_there_is_no_rule():
+    strategy = Auto(alpha=0.5)
+    client = training_client()
+    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    strategy.exchange = lambda action, payloads, like: [
+        update(0, {name: np.zeros(array.shape) for name, array in like[Node(0, 50)].items()})
+    ]
+    with pytest.raises(Unanswered, match="no training client has a held-out sample with a label"):
+        exchanges.statistics()
 
 
 def test_newcomers_are_played_before_they_are_asked_for():

@@ -51,7 +51,6 @@ WEE = {
     "flowdup.dimension": 200,
     "auto.plays": 2,
     "auto.alpha": 0.5,  # a few training clients certify no less
-    "auto.held-out": 0.4,  # more than 20 of 85 samples
 }
 
 # A hundred samples for each of six clients; the other digits are a public set, which few methods
