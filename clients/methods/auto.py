@@ -71,7 +71,8 @@ from clients.core.decision.tallies import (
 )
 from clients.core.evaluation import Choice, by_parts
 from clients.core.label_shift import bbse, log_q_by_em
-from clients.core.protocol import SERVER_ROUND
+from clients.core.normalisation import sizes_with_statistics
+from clients.core.protocol import SERVER_ROUND, FewShot
 from clients.methods._batchwise import (
     Changes,
     HoldingOut,
@@ -83,6 +84,7 @@ from clients.models.head import head_of
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 from fedapps.common.tasks import CLASSES
+from partitions.datasets.description import TOKENS
 from partitions.datasets.loading import Info
 from partitions.shares import labeled_rows
 
@@ -113,6 +115,7 @@ class AutoClient(HoldingOut):
     needs_head = True
     supports_streaming = True
     fewest_held_out = SIZES[0]  # fewer play no newcomer
+    few_shot = FewShot.NONE  # the rule belongs to the model that a client would train further
     exchanges = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
     saves_state_after = ("query.misfit", "query.guard")
 
@@ -135,26 +138,33 @@ class AutoClient(HoldingOut):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.head = head_of(self.model)
-        self.norms = batch_norms(self.model)
-        self.names = candidates_of(self.candidates, bool(self.norms))
-        named_changes(self.changes, 4)  # raises ValueError for an unknown one
-        classes = self.head.out_features
-        layers = [norm.num_features for norm in self.norms.values()]
-        self.blocks = Blocks((*(layers or [self.head.in_features]), classes, NUM_LAST))
+        sizes = sizes_with_statistics(self.initial)
+        self.has_statistics = bool(sizes)
+        self.names = candidates_of(self.candidates, self.has_statistics)
+        # φ are the inputs of these layers, the softmax and the last.
+        self.layers: list[nn.Module] = [self.head]
+        widths = [self.head.in_features]
+        if sizes:
+            self.layers = [self.model.get_submodule(name) for name in sizes]
+            widths = [*sizes.values()]
+        self.blocks = Blocks((*widths, self.head.out_features, NUM_LAST))
         self.source: Arrays = {}
         self.rule: Arrays = {}
         self._correction: Tensor | Changes | Client | None = None
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
-        """The network. Raises ValueError if it allows none of the candidates, and if no change is
-        one of such inputs."""
+        """The network. Raises ValueError if it allows none of the candidates, and if others than
+        all changes are named and none is one of such inputs."""
         candidates_of(candidates, bool(batch_norms(model)))
-        if not named_changes(changes, 1 + len(info.shape)):
+        tokens = info.inputs is not None and info.inputs.kind == TOKENS
+        named = named_changes(changes, 1 + len(info.shape), whole=tokens)
+        if not named and changes != EVERY:
             kinds = IMAGE_CHANGES if len(info.shape) == 3 else COLUMN_CHANGES
+            able = "your own, as module:NAME" if tokens else ", ".join(kinds)
             raise ValueError(
                 f"auto.changes is {changes!r}, and none of these changes inputs of the shape "
-                f"{tuple(info.shape)}; those that do: {', '.join(kinds)}"
+                f"{tuple(info.shape)}; those that do: {able}"
             )
         return model
 
@@ -359,7 +369,7 @@ class AutoClient(HoldingOut):
         views = {BBSE: base + ratio}
         self._corrections: dict[str, Tensor | Changes | Client] = {BBSE: ratio}
         log_q_after: dict[str, Tensor] = {}
-        if self.norms:
+        if self.has_statistics:
             for name, weight in BN_WEIGHTS.items():
                 changes, z = self.with_statistics(x, weight)
                 views[name] = z
@@ -434,10 +444,9 @@ class AutoClient(HoldingOut):
     @contextmanager
     def inputs_of_layers(self, n: int) -> Iterator[list[Tensor]]:
         """Within the context a forward pass of n inputs fills the list: channel means (n, d_l) of
-        what enters each layer with batch statistics; without such layers, what enters the head.
+        what enters each layer with running statistics; without such layers, what enters the head.
         Layers that see no batch of n inputs leave zeros."""
-        layers: list[nn.Module] = [*self.norms.values()] or [self.head]
-        sizes = self.blocks.sizes[: len(layers)]
+        sizes = self.blocks.sizes[: len(self.layers)]
         means = [torch.zeros(n, size, device=self.device) for size in sizes]
 
         def keep(place: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -446,7 +455,7 @@ class AutoClient(HoldingOut):
                 means[place] = values.flatten(2).mean(2) if values.ndim > 2 else values
 
         handles = []
-        for place, layer in enumerate(layers):
+        for place, layer in enumerate(self.layers):
             handles.append(layer.register_forward_pre_hook(partial(keep, place)))
         try:
             yield means
@@ -516,7 +525,7 @@ class AutoClient(HoldingOut):
             return derivatives(rule, cases, np.asarray(arrays[COEFFICIENTS], float)), {}
         if rule.coefficients is not None:
             return calibration_sums(rule, cases, len(self.names)), {}
-        features = num_features(bool(self.norms), self.names)
+        features = num_features(self.has_statistics, self.names)
         return feature_sums(rule, cases, len(self.names), features), {}
 
     def guard(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
@@ -537,7 +546,7 @@ class AutoClient(HoldingOut):
     def played(self, server_round: int) -> Iterator[Case]:
         """The newcomers of the client's held-out samples, drawn anew in each round."""
         x, y = self.held_out_samples()
-        changes = named_changes(self.changes, x.ndim)
+        changes = named_changes(self.changes, x.ndim, whole=not x.is_floating_point())
         seed = seed_of(self.seed, "play", server_round, self.client)
         classes = self.head.out_features
         for newcomer in newcomers(x, y, classes, self.plays, changes, seed):

@@ -41,6 +41,7 @@ from clients.core.decision.moments import (
 )
 from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
+from clients.core.normalisation import sizes_with_statistics
 from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
 from fedapps.common.settings import setting
 from strategies.core.count_limits import (
@@ -65,7 +66,6 @@ from strategies.maths.label_shift import conditional, prior
 from strategies.methods.fedavg import FedAvg
 
 HEAD_WEIGHT = "head.weight"
-MEAN = "running_mean"  # the end of the name of a layer's running mean
 COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
 NOT_MOVED = (*COUNTED, "loss", "clients")  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
@@ -127,38 +127,56 @@ class Auto(FedAvg):
             )
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model. Raises ValueError in the first round as `check_training_clients`."""
+        """The model. A rule that was made before is dropped: it belongs to the model before.
+
+        Raises ValueError in the first round as `check_training_clients`."""
         if self.round == 1:
             self.check_training_clients(len(self.training_nodes()))
+        self.drop_rule()
         return dict.fromkeys(nodes, arrays)
 
+    def drop_rule(self) -> None:
+        """Leave all clients FedAvg's model."""
+        self.source = {}
+        self.rule = {}
+
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model; in the last round, and where a run is served, also statistics and rule."""
-        training = self.training_nodes()
-        if training and self.round < self.num_rounds:  # the model is going to change
+        """The model; in the last round, and where a run is served, also statistics and rule.
+
+        A finished run is served with the rule of its training clients, whoever is connected."""
+        if self.round < self.num_rounds:  # the model is going to change
             return dict.fromkeys(nodes, arrays)
-        if training:
+        training = self.training_nodes()
+        if training and not self.serves_finished_run:
             self.make_rule(arrays, training)
         if self.rule:
             arrays = arrays | prefixed(SOURCE, self.source) | prefixed(RULE, self.rule)
         return dict.fromkeys(nodes, arrays)
 
     def make_rule(self, arrays: Arrays, training: Sequence[Node]) -> None:
-        """Set `source` and `rule` from the training clients' answers; a warning if there are none,
-        or if they had too few samples to play newcomers.
+        """Set `source` and `rule` from the training clients' answers. There is no rule, and the run
+        says so, if nobody answers, or if all had too few samples to play newcomers.
 
         Raises ValueError as `check_training_clients`."""
         if not self.num_rounds:
             self.check_training_clients(len(training))
+        self.drop_rule()
         try:
             exchanges = _Exchanges(self, arrays, training)
             source = exchanges.statistics()
             rule = exchanges.calibrated_rule(source)
         except Unanswered as error:
-            log(WARNING, "auto: %s; clients keep FedAvg's model", error)
+            self.say("no rule", f"{error}; clients keep FedAvg's model")
             return
         self.source = source
         self.rule = {name: array.astype(np.float32) for name, array in rule.arrays().items()}
+
+    def say(self, what: str, text: str) -> None:
+        """Log why clients keep FedAvg's model; the run's `errors.log` and the end of `fedapps run`
+        say it, too."""
+        log(WARNING, "auto: %s", text)
+        if self.on_failure is not None:
+            self.on_failure(f"auto: {what}\n{text}")
 
 
 def _rounded_up(share: float) -> float:
@@ -174,7 +192,7 @@ class _Exchanges:
         self.arrays = arrays
         self.training = list(training)
         self.classes, width = arrays[HEAD_WEIGHT].shape
-        layers = [len(array) for name, array in arrays.items() if name.endswith(MEAN)]
+        layers = [*sizes_with_statistics(arrays).values()]
         self.has_statistics = bool(layers)
         self.blocks = Blocks((*(layers or [width]), self.classes, NUM_LAST))
         self.candidates = candidates_of(strategy.candidates, self.has_statistics)
@@ -320,8 +338,11 @@ class _Exchanges:
             clients = float(sums["clients"][regime])
             k = least_guard(sums["loss"][regime], clients, alpha)
             if k == NEVER:
-                text = "auto: of %g clients with newcomers that %s no choice keeps alpha=%g: none"
-                log(WARNING, text, clients, words, alpha)
+                text = (
+                    f"{clients:g} training clients played newcomers that {words}, and no choice "
+                    f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model"
+                )
+                self.strategy.say("no choice", text)
             guard.append(k)
         return replace(rule, guard=np.array(guard))
 

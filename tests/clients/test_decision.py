@@ -246,7 +246,8 @@ def test_a_change_of_columns_is_in_their_deviations(name, shape):
 def test_changes_are_named_by_the_inputs_kind():
     assert len(named_changes(EVERY, 4)) == 13 and len(named_changes(EVERY, 2)) == 3
     assert named_changes("blur,column-noise", 4) == [IMAGE_CHANGES["blur"]]
-    assert named_changes("blur", 3) == []
+    assert named_changes(EVERY, 2, whole=True) == []  # tokens
+    assert named_changes("blur", 3) == named_changes("column-noise", 2, whole=True) == []
     with pytest.raises(ValueError, match=r"auto\.changes names 'fog'; known: gaussian, salt"):
         named_changes("fog", 4)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from auto_clients import X, network, rule_that_chooses, source_of, training_client
+from auto_clients import X, Y, network, rule_that_chooses, source_of, training_client
 from clients_with_sources import novel_client
 from flwr.app import Context, RecordDict
 from small_runs import ALL_SAMPLES, SMALL, Watched, fedapps, federate, share, update
@@ -43,7 +43,7 @@ def served(client, source, rule):
 
 
 def network_of(client):
-    return build_model("convnet-bn" if client.norms else "convnet", (1, 8, 8), 3, 0)
+    return build_model("convnet-bn" if client.has_statistics else "convnet", (1, 8, 8), 3, 0)
 
 
 @pytest.mark.parametrize(("place", "name"), [(-1, "none"), (0, "bbse"), (1, "bn0"), (2, "bn16")])
@@ -347,14 +347,115 @@ def test_coefficients_out_of_fold_are_those_of_the_other_clients():
     np.testing.assert_array_equal(sent[nodes[2]]["rule/coefficients"], found[:, 3])
 
 
-def test_without_an_answer_clients_keep_fedavgs_model(monkeypatch):
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_without_an_answer_clients_keep_fedavgs_model(rounds, monkeypatch, tmp_path):
+    """Also in a run that starts from one with a rule, which is that of another model."""
+    federate(**NORMED, rounds=1, **{"output-dir": str(tmp_path / "former")})
+
     def silent(self, arrays, config):
         raise OSError("no time")
 
     monkeypatch.setattr(AutoClient, "moments", silent)
-    result, _ = federate(**NORMED, rounds=1)
-    metrics = dict(result.evaluate_metrics_clientapp[1])
+    further = {"from-dir": str(tmp_path / "former"), "output-dir": str(tmp_path / "run")}
+    result, _ = federate(**NORMED, rounds=rounds, **further)
+    metrics = dict(result.evaluate_metrics_clientapp[rounds])
     assert "novel-accuracy" in metrics and "novel-misfit" not in metrics
+    causes = (tmp_path / "run" / "errors.log").read_text()
+    assert "auto: no rule\nno training client has answered query.moments" in causes
+
+
+def test_a_rule_goes_with_its_model():
+    """Training changes the model, so what was made before is dropped."""
+    strategy = Auto(alpha=0.5)
+    strategy.source = {"prior": np.ones(2)}
+    strategy.rule = {"guard": np.ones(2)}
+    strategy.broadcast({}, [])
+    assert not strategy.source and not strategy.rule
+
+
+def test_few_training_clients_cannot_choose_and_the_run_says_so():
+    """One client certifies nothing below 1/2: no k keeps α = 0.3."""
+    said = []
+    strategy = Auto(alpha=0.3, on_failure=said.append)
+    client = training_client()
+    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    none = {"loss": np.zeros((2, 101)), "clients": np.array([1.0, 0.0])}
+    strategy.exchange = lambda action, payloads, like: [update(0, none)]
+    rule = rule_that_chooses(client, -1)
+    rule = exchanges.with_guard(rule, np.zeros((2, 2, 2, 14)))
+    assert (rule.guard == NEVER).all()
+    assert [text.partition("\n")[0] for text in said] == ["auto: no choice"] * 2
+    assert "1 training clients played newcomers that label shift explains, and no" in said[0]
+
+
+class Normed(torch.nn.Module):
+    """A layer of batch normalisation that is called twice and has two names, one of instance
+    normalisation with running statistics, and a mean of another kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv2d(c, 4, 3, padding=1) for c in (1, 4))
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.again = self.norm
+        self.instance = torch.nn.InstanceNorm2d(4, track_running_stats=True)
+        self.register_buffer("running_mean", torch.tensor(0.5))
+        self.head = torch.nn.Linear(4 * 64, 3)
+
+    def features(self, x):
+        x = self.norm(self.first(x - self.running_mean)).relu()
+        return self.instance(self.again(self.second(x)).relu()).flatten(1)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def test_server_and_clients_know_the_same_layers():
+    """The server sees arrays alone: `exchange` compares the shapes of the answers."""
+    client = AutoClient(Normed(), share(X, Y), held_out=0.75)
+    assert client.blocks.sizes == (4, 4, 4, 3, 4)
+    assert source_of(client)["means"].shape == (3, 19)
+    phi, _ = client.inner_values(X)
+    first, second, _, *_ = client.blocks.split(phi)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_layer_that_is_called_twice_predicts_as_the_model_that_is_served():
+    torch.manual_seed(0)
+    client = AutoClient(Normed(), share(X, Y), held_out=0.75)
+    source, rule = source_of(client), rule_that_chooses(client, 1)
+    other = AutoClient(client.model, replace(share(X, Y), novel=True))
+    arrays = dict(client.initial)
+    arrays |= {f"source/{name}": a for name, a in source.items()}
+    arrays |= {f"rule/{name}": a for name, a in rule.arrays().items()}
+    other.receive(arrays, {})
+    z = other.predict(X.square())
+    assert other.choice.name == "bn16"
+    torch.testing.assert_close(other.personal_model(X)(X.square()), z)
+
+
+def test_changes_that_the_inputs_do_not_have_are_refused():
+    for changes in ("column-noise", "column-noise,column-shift"):
+        with pytest.raises(ValueError, match=r"none of these changes inputs .* gaussian, salt"):
+            federate(**NORMED, **{"auto.changes": changes})
+
+
+def test_tokens_are_played_unchanged():
+    """Whole numbers have no changes; newcomers differ in their classes alone."""
+    tokens = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(0))
+    tokens_share = share(tokens, Y)
+    whole = replace(tokens_share.train, whole=True)
+    tokens_share = replace(tokens_share, train=whole)
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(9, 4))
+    model.add_module("head", torch.nn.Linear(4, 3))
+    client = AutoClient(model, tokens_share, held_out=0.75)
+    client.source = source_of(client)
+    assert not client.held_out_samples()[0].is_floating_point()
+    assert all(case.unchanged for case in client.played(1))
+
+
+def test_a_client_that_would_train_further_has_no_rule():
+    with pytest.raises(ValueError, match="auto cannot learn from novel-shots"):
+        federate(**NORMED, **{"novel-shots": 1})
 
 
 def test_without_a_newcomer_there_is_no_rule():

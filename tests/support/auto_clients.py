@@ -43,7 +43,7 @@ def source_of(client, *, idle=0):
 def rule_that_chooses(client, place, *, win_rate=0.9):
     """Any misfit is of label shift; the candidate at this place has that win rate, others none."""
     candidates, layers = len(client.names), len(client.blocks.sizes)
-    features = num_features(bool(client.norms), client.names) - 1
+    features = num_features(client.has_statistics, client.names) - 1
     calibration = np.zeros((2, candidates, 4))
     if place >= 0:
         calibration[:, place, 0] = win_rate

@@ -9,6 +9,7 @@
 A high T_l says that more than the proportions has changed."""
 
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import scipy  # loads its modules on first use
@@ -83,19 +84,21 @@ class LabelShiftFit:
 
 
 _shared: dict[int, LabelShiftFit] = {}  # by n, the oldest first; all have the same statistics
+_sharing = Lock()  # threads of a service may serve several runs
 
 
 def shared_fit(statistics: Statistics, n: int) -> LabelShiftFit:
     """The fit of clients with n inputs. The clients of a process share the newest fits, since a
     server sends all of them the same statistics."""
-    oldest = next(iter(_shared.values()), None)
-    if oldest is not None and not oldest.statistics.equals(statistics):
-        _shared.clear()
-    if n not in _shared:
-        if len(_shared) == MOST_SHARED:
-            del _shared[next(iter(_shared))]
-        _shared[n] = LabelShiftFit(statistics, n)
-    return _shared[n]
+    with _sharing:
+        oldest = next(iter(_shared.values()), None)
+        if oldest is not None and not oldest.statistics.equals(statistics):
+            _shared.clear()
+        if n not in _shared:
+            if len(_shared) == MOST_SHARED:
+                del _shared[next(iter(_shared))]
+            _shared[n] = LabelShiftFit(statistics, n)
+        return _shared[n]
 
 
 def covariance(matrix: np.ndarray) -> np.ndarray:
