@@ -1,5 +1,7 @@
 """Auto's equations on the client, by numbers worked by hand and identities."""
 
+from threading import Thread
+
 import numpy as np
 import pytest
 import scipy
@@ -168,6 +170,27 @@ def test_clients_share_the_fits_of_the_same_statistics_alone():
     for n in range(5, 5 + MOST_SHARED):
         shared_fit(given(2), n)
     assert shared_fit(given(2), 4) is not other
+
+
+def test_threads_that_serve_two_runs_get_the_fits_of_their_own(monkeypatch):
+    """Another thread asks for the other run's fit between the comparison and the answer."""
+    one, two = (statistics([[0] * 3, [1] * 3], [4] * 3, [b] * 3, (1, 1, 1)) for b in (1, 2))
+    shared_fit(one, 4)
+    given = []
+    other = Thread(target=lambda: given.append(shared_fit(two, 4)))
+
+    def compare_slowly(self, statistics):
+        """As `equals`, and gives the other thread time."""
+        same = np.array_equal(self.between, statistics.between)
+        if not other.ident:
+            other.start()
+            other.join(0.2)
+        return same
+
+    monkeypatch.setattr(Statistics, "equals", compare_slowly)
+    assert shared_fit(one, 4).statistics is one
+    other.join()
+    assert given[0].statistics is two
 
 
 def drawn_clients(draw, means, q, n, count, moved=0.0):
