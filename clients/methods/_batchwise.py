@@ -189,7 +189,7 @@ def mixed_statistics(
                 name = f"{layer}.{statistic}"
                 new = rho * previous[name] + (1 - rho) * batch
                 # In place: the layer then normalises its inputs by the mixed statistics.
-                mixed[name].lerp_(new, 1 / calls[layer])
+                mixed[name].lerp_(new.to(mixed[name]), 1 / calls[layer])
 
     with torch.no_grad(), before_norms(model, mix):
         logits = functional_call(model, mixed, (x,))

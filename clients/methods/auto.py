@@ -297,17 +297,22 @@ class AutoClient(HoldingOut):
         )
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network, with the chosen correction in the bias of its head or in its statistics."""
+        """The network, with the chosen correction in the bias of its head or in its statistics.
+
+        With BBSE as a candidate the head has a bias whatever is chosen: what an update chooses must
+        not change the arrays of a saved model."""
         if isinstance(self._correction, Client):
-            return self._correction.personal_model(x)
-        model = super().personal_model(x)
+            model = self._correction.personal_model(x)
+        else:
+            model = super().personal_model(x)
+        head = getattr(model, "head", None)  # a user's own correction may have another network
+        if BBSE in self.names and isinstance(head, nn.Linear) and head.bias is None:
+            head.bias = nn.Parameter(torch.zeros_like(head.weight[:, 0]))
         if isinstance(self._correction, Tensor):
             head = head_of(model)
-            bias = self._correction.to(head.weight)
-            if head.bias is not None:
-                bias = head.bias.detach() + bias
+            bias = head.bias.detach() + self._correction.to(head.weight)
             head.bias = nn.Parameter(bias)
-        elif self._correction is not None:
+        elif isinstance(self._correction, dict):
             model.load_state_dict(self._correction, strict=False)
         return model
 

@@ -262,6 +262,8 @@ class _Exchanges:
                 cut[place, NOT_CUT] = False
         shapes = {"misfits": (MISFITS.bins,), "descriptors": (*cut.shape, DESCRIPTOR_VALUES.bins)}
         counts, clients = self.sum("misfit", self.to_all(self.sent(rule)), shapes)
+        if not counts["misfits"].any():
+            raise Unanswered("no client that has played newcomers has answered query.misfit again")
         limit = misfit_limit(counts["misfits"], clients)
         return replace(
             rule, misfit_limit=np.array(limit), ranges=ranges(counts["descriptors"], cut)

@@ -444,6 +444,7 @@ def test_tokens_are_played_unchanged():
     tokens = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(0))
     tokens_share = share(tokens, Y)
     whole = replace(tokens_share.train, whole=True)
+    torch.manual_seed(0)
     tokens_share = replace(tokens_share, train=whole)
     model = torch.nn.Sequential(torch.nn.EmbeddingBag(9, 4))
     model.add_module("head", torch.nn.Linear(4, 3))
@@ -509,6 +510,44 @@ def test_where_nobody_holds_out_enough_auto_is_fedavg_bit_by_bit():
     for name in ("train-accuracy", "novel-accuracy", "novel-loss"):
         assert ours[name] == theirs[name]
     assert "novel-misfit" not in ours
+
+
+def test_without_the_players_of_newcomers_there_is_no_limit():
+    """They answer once, and others the second time: the limit of no newcomer would be −10."""
+    client = training_client()
+    exchanges = _Exchanges(Auto(alpha=0.5), client.initial, [Node(0, 50)])
+
+    def exchange(action, payloads, like):
+        expected = next(iter(like.values()))
+        answer = {name: np.zeros(a.shape) for name, a in expected.items()}
+        if "count" in answer:
+            answer["count"] += 3
+        return [update(0, answer)]
+
+    exchanges.strategy.exchange = exchange
+    with pytest.raises(Unanswered, match="no client that has played newcomers has answered"):
+        exchanges.with_misfits({})
+
+
+@pytest.mark.parametrize("place", [-1, 0, 1])
+def test_a_model_has_the_same_arrays_whatever_is_chosen(place):
+    """Its head has no bias: a saved model is loaded into the network of another choice."""
+    model = network()
+    torch.manual_seed(2)
+    model.head = torch.nn.Linear(model.head.in_features, 3, bias=False)
+    client = AutoClient(model, share(X, Y), held_out=0.75)
+    source, rule = source_of(client), rule_that_chooses(client, place)
+    source["prior"] = np.array([0.1, 0.2, 0.7], np.float32)
+    other = AutoClient(model, replace(share(X, Y), novel=True))
+    arrays = dict(client.initial)
+    arrays |= {f"source/{name}": a for name, a in source.items()}
+    arrays |= {f"rule/{name}": a for name, a in rule.arrays().items()}
+    other.receive(arrays, {})
+    z = other.predict(X.square())
+    served = other.personal_model(X)
+    assert served.head.bias.shape == (3,)
+    torch.testing.assert_close(served(X.square()), z, rtol=1e-4, atol=1e-5)
+    assert other.choice.name == ("none", "bbse", "bn16")[place + 1]
 
 
 def test_newcomers_are_played_before_they_are_asked_for():
