@@ -13,6 +13,7 @@ from small_runs import ALL_SAMPLES, SMALL, Watched, fedapps, federate, share, up
 import partitions
 from clients.core.client import Client
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision
+from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
 from clients.core.label_shift import log_q_by_em
@@ -25,6 +26,7 @@ from clients.models import build_model
 from fedapps import InProcessGrid, client_app, server_app
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
+from strategies.maths.label_shift import prior
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
 NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn"}
@@ -347,6 +349,63 @@ def test_coefficients_out_of_fold_are_those_of_the_other_clients():
     np.testing.assert_array_equal(sent[nodes[2]]["rule/coefficients"], found[:, 3])
 
 
+def test_a_client_plays_by_the_statistics_of_the_other_clients():
+    """Three clients in folds of their own. K, π, M, S and B without a fold are those of the two
+    others, each of which has its residual from the means without its own fold."""
+    clients = {}
+    for number in range(3):
+        clients[Node(number, 50 + number)] = AutoClient(
+            network(), share(X ** (1 + number), Y.roll(number)), held_out=0.75
+        )
+    nodes = list(clients)
+    exchanges = _Exchanges(Auto(alpha=0.5), clients[nodes[0]].initial, nodes)
+    played = {}
+
+    def exchange(action, payloads, like):
+        query = action.partition(".")[2]
+        replies = []
+        for node, arrays in payloads.items():
+            if query == "misfit":
+                played[node] = arrays
+                continue
+            reply, _ = getattr(clients[node], query)(arrays, {})
+            replies.append(replace(update(0, reply), node=node))
+        return replies
+
+    exchanges.strategy.exchange = exchange
+    source, by_fold = exchanges.statistics()
+    for left_out, without in zip(nodes, by_fold, strict=True):
+        others = [node for node in nodes if node != left_out]
+        alone = _Exchanges(exchanges.strategy, exchanges.arrays, others)
+        answers = alone.answers("moments", alone.to_all(alone.arrays), {})
+        expected = alone.sums_by_set(answers, "counts")[0]
+        means = class_means(expected["counts"], expected["sums"])
+        np.testing.assert_allclose(without["means"], means, rtol=1e-6)
+        np.testing.assert_allclose(without["prior"], prior(expected["confusion"].sum(0)))
+        assert np.abs(without["means"] - source["means"]).max() > 1e-3
+    with pytest.raises(Unanswered):
+        exchanges.with_misfits(by_fold)
+    for node, without in zip(nodes, by_fold, strict=True):
+        np.testing.assert_array_equal(played[node]["source/means"], without["means"])
+
+
+def test_a_client_like_those_of_training_looks_so_though_they_are_few_and_the_network_is_wide(
+    tmp_path,
+):
+    """Four training clients with 36 held-out samples and 200 values before the head: as newcomers
+    their samples fit the statistics that they are part of far better than novel clients' do, whose
+    T was 7.1 in the mean, over a limit of 2.2."""
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(600, 6)).astype("float32")
+    np.savez(tmp_path / "x.npz", x=x, y=x[:, :3].argmax(1))
+    config = {"method": "auto", "model": "mlp", "dataset": str(tmp_path / "x.npz")}
+    config |= {"num-clients": 10, "train-fraction": 0.4, "partition": "iid", "rounds": 2}
+    config |= {"auto.alpha": 0.3, "auto.held-out": 0.6, "auto.plays": 20, "evaluate-every": 2}
+    result, _ = federate(**ALL_SAMPLES | config)
+    metrics = dict(result.evaluate_metrics_clientapp[2])
+    assert metrics["novel-misfit"] <= metrics["novel-misfit-limit"]
+
+
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_without_an_answer_clients_keep_fedavgs_model(rounds, monkeypatch, tmp_path):
     """Also in a run that starts from one with a rule, which is that of another model."""
@@ -467,7 +526,7 @@ def test_without_a_newcomer_there_is_no_rule():
     none = {"count": np.zeros(1), "sum": np.zeros(4), "square": np.zeros(4)}
     strategy.exchange = lambda action, payloads, like: [update(0, none)]
     with pytest.raises(Unanswered, match="needs 20 held-out samples: raise held-out"):
-        exchanges.with_misfits({})
+        exchanges.with_misfits([{}])
 
 
 def test_a_client_that_would_hold_out_too_few_trains_on_all_and_answers_with_zeros():
@@ -526,7 +585,7 @@ def test_without_the_players_of_newcomers_there_is_no_limit():
 
     exchanges.strategy.exchange = exchange
     with pytest.raises(Unanswered, match="no client that has played newcomers has answered"):
-        exchanges.with_misfits({})
+        exchanges.with_misfits([{}])
 
 
 @pytest.mark.parametrize("place", [-1, 0, 1])

@@ -26,7 +26,8 @@ def source_of(client, *, idle=0):
     """Statistics of one client's held-out samples, as the server makes them; so many `idle` clients
     answer with zeros."""
     strategy = Auto(alpha=0.5)
-    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    nodes = [Node(i, 50 + i) for i in range(1 + idle)]
+    exchanges = _Exchanges(strategy, client.initial, nodes)
     answer = {"moments": client.moments, "spread": client.spread}
 
     def exchange(action, payloads, like):
@@ -37,7 +38,8 @@ def source_of(client, *, idle=0):
         return [update(0, arrays), *(update(1 + i, zeros) for i in range(idle))]
 
     strategy.exchange = exchange
-    return exchanges.statistics()
+    source, _ = exchanges.statistics()
+    return source
 
 
 def rule_that_chooses(client, place, *, win_rate=0.9):
