@@ -402,7 +402,7 @@ class AutoClient(HoldingOut):
         shape."""
         network = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
         try:
-            logits = self.method_clients[name].predict(x)
+            logits = self.method_clients[name].predict(x.clone())  # it may change them in place
         finally:
             self.model.load_state_dict(network)
         if logits.shape != base.shape:

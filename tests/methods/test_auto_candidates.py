@@ -107,6 +107,17 @@ def test_numbers_that_are_not_finite_change_nothing_and_another_shape_is_refused
         client.predicted_by(short, X, torch.zeros(40, 3))
 
 
+def test_a_correction_that_changes_its_inputs_leaves_those_of_the_others_as_they_are():
+    """Twice the same correction, the second on inputs that the first has inverted, would cancel."""
+    (inverting,) = own("INVERTING")
+    client = auto_with([inverting], network(), candidates=inverting)
+    client.load(client.initial)
+    x = X.clone()
+    first = client.predicted_by(inverting, x, torch.zeros(40, 3))
+    assert torch.equal(x, X)
+    torch.testing.assert_close(client.predicted_by(inverting, x, torch.zeros(40, 3)), first)
+
+
 def test_a_correction_that_leaves_the_network_changed_changes_nothing_else():
     """DOUBTING sets all weights to 0."""
     (doubting,) = own("DOUBTING")
