@@ -35,7 +35,7 @@ COMMON |= {
 NORMED = {"model": "convnet-bn"}
 SETTINGS = {
     "atp": NORMED | {"atp.fedavg-rounds": 1},
-    "auto": NORMED | {"auto.alpha": 0.3, "auto.stream-inputs": 50},
+    "auto": NORMED | {"auto.alpha": 0.5, "auto.plays": 30, "auto.stream-inputs": 50},
     "bbse": {"bbse.predictions": "soft"},
     "bn-adapt": NORMED | {"bn-adapt.prior-samples": 100.0},
     "flowdup": {"flowdup.dimension": 50},
