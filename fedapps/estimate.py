@@ -152,9 +152,10 @@ def _of_client(config: Config, measured: Measured) -> tuple[float, float, int]:
 @one_thread()
 def _measure(config: Config) -> tuple[float, float, int]:
     """Seconds of a FedAvg client's local training and of its evaluation, and bytes of its model."""
-    novel = partitions.federation(with_public(config, "fedavg")).novel
-    number = next((i for i, joined in enumerate(novel) if not joined), 0)
-    node = dict(simulated_node(number, len(novel)))
+    federation = partitions.federation(with_public(config, "fedavg"))
+    left_out = federation.novel | federation.unlabeled  # FedAvg trains on labels
+    number = next((i for i, is_left_out in enumerate(left_out) if not is_left_out), 0)
+    node = dict(simulated_node(number, len(left_out)))
     client = make_client(Context(0, 0, node, RecordDict(), config), "fedavg")
     seconds = []
     for work in (client.train, client.score):

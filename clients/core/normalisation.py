@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.core.arrays import Arrays
 from clients.core.layout import set_training
 
 NORMALISATION = (
@@ -15,6 +16,8 @@ NORMALISATION = (
     nn.LayerNorm,
     nn.modules.instancenorm._InstanceNorm,
 )
+MEAN = ".running_mean"  # the end of the name of a layer's array
+OF_STATISTICS = (".running_var", ".num_batches_tracked")  # a layer with running statistics has both
 
 
 def class_logits(z: Tensor) -> Tensor:
@@ -38,6 +41,20 @@ def entropy(logits: Tensor) -> Tensor:
 def normalisation(model: nn.Module) -> list[nn.Module]:
     """The normalisation layers of a network."""
     return [module for module in model.modules() if isinstance(module, NORMALISATION)]
+
+
+def sizes_with_statistics(arrays: Arrays) -> dict[str, int]:
+    """The channels of each layer with running statistics, by its name, in the order of the arrays.
+
+    A server knows a network by its arrays alone, so clients count the layers by them, too: a layer
+    with two names counts twice, and instance normalisation may have such statistics as well."""
+    sizes: dict[str, int] = {}
+    for name, array in arrays.items():
+        layer = name.removesuffix(MEAN)
+        others = [layer + ending for ending in OF_STATISTICS]
+        if layer != name and array.ndim == 1 and all(other in arrays for other in others):
+            sizes[layer] = len(array)
+    return sizes
 
 
 def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:

@@ -3,6 +3,7 @@
 In a served model, all inputs of an update are one batch. Statistics and gradients of a large batch
 are means over parts of `pass-megabytes`."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -166,21 +167,28 @@ def mixed_statistics(
     """ρ · previous + (1 − ρ) · the statistics of the batch x, by name, and the logits (n, C) that
     the network in evaluation mode has with them: layer by layer in one forward pass.
 
-    A layer with one value for a channel, which has no variance, keeps `previous`. `moments_of`
-    gives mean and unbiased variance (channels,) of values (channels, m)."""
+    A layer with one value for a channel, which has no variance, keeps `previous`. A layer that is
+    called several times has the mean over its calls; the logits then take a second pass.
+    `moments_of` gives mean and unbiased variance (channels,) of values (channels, m)."""
     mixed: Changes = {}
     for layer in batch_norms(model):
         for statistic in STATISTICS:
             name = f"{layer}.{statistic}"
             mixed[name] = previous[name].clone()
+    calls: Counter[str] = Counter()
 
     def mix(layer: str, norm: nn.Module, values: Tensor) -> None:
         if values.shape[1] > 1:
+            calls[layer] += 1
             for statistic, batch in zip(STATISTICS, moments_of(values), strict=True):
                 name = f"{layer}.{statistic}"
+                new = rho * previous[name] + (1 - rho) * batch
                 # In place: the layer then normalises its inputs by the mixed statistics.
-                mixed[name].copy_(rho * previous[name] + (1 - rho) * batch)
+                mixed[name].lerp_(new.to(mixed[name]), 1 / calls[layer])
 
     with torch.no_grad(), before_norms(model, mix):
         logits = functional_call(model, mixed, (x,))
+    if max(calls.values(), default=0) > 1:
+        with torch.no_grad():
+            logits = functional_call(model, mixed, (x,))
     return mixed, logits

@@ -71,7 +71,8 @@ from clients.core.decision.tallies import (
 )
 from clients.core.evaluation import Choice, by_parts
 from clients.core.label_shift import bbse, log_q_by_em
-from clients.core.protocol import SERVER_ROUND
+from clients.core.normalisation import sizes_with_statistics
+from clients.core.protocol import SERVER_ROUND, FewShot
 from clients.methods._batchwise import (
     Changes,
     HoldingOut,
@@ -83,6 +84,7 @@ from clients.models.head import head_of
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
 from fedapps.common.tasks import CLASSES
+from partitions.datasets.description import TOKENS
 from partitions.datasets.loading import Info
 from partitions.shares import labeled_rows
 
@@ -96,7 +98,6 @@ EM_STEPS = 20
 NONE = "none"
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 KEPT = "Kept the global model"
-RUNNING_MEAN = "running_mean"  # the end of an array's name: the server sees the arrays alone
 NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
 CANDIDATES = setting(
     "bbse,bn16",
@@ -113,6 +114,7 @@ class AutoClient(HoldingOut):
     tasks = (CLASSES,)
     needs_head = True
     supports_streaming = True
+    few_shot = FewShot.NONE  # the rule belongs to the model that a client would train further
     exchanges = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
     saves_state_after = ("query.misfit", "query.guard")
 
@@ -135,35 +137,33 @@ class AutoClient(HoldingOut):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.head = head_of(self.model)
-        self.norms = batch_norms(self.model)
-        self.names = candidates_of(self.candidates, bool(self.norms))
-        named_changes(self.changes, 4)  # raises ValueError for an unknown one
-        classes = self.head.out_features
-        layers = [norm.num_features for norm in self.norms.values()]
-        self.blocks = Blocks((*(layers or [self.head.in_features]), classes, NUM_LAST))
+        sizes = sizes_with_statistics(self.initial)
+        self.has_statistics = bool(sizes)
+        self.names = candidates_of(self.candidates, self.has_statistics)
+        # φ are the inputs of these layers, the softmax and the last.
+        self.layers: list[nn.Module] = [self.head]
+        widths = [self.head.in_features]
+        if sizes:
+            self.layers = [self.model.get_submodule(name) for name in sizes]
+            widths = [*sizes.values()]
+        self.blocks = Blocks((*widths, self.head.out_features, NUM_LAST))
         self.source: Arrays = {}
         self.rule: Arrays = {}
         self._correction: Tensor | Changes | Client | None = None
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
-        """The network. Raises ValueError if it allows none of the candidates, if no change is one
-        of such inputs, and for a layer whose arrays the server would take for batch
-        normalisation."""
-        norms = batch_norms(model)
-        candidates_of(candidates, bool(norms))
-        for name, module in model.named_modules():
-            if RUNNING_MEAN in dict(module.named_buffers(recurse=False)) and name not in norms:
-                raise ValueError(
-                    f"auto cannot use the layer {name!r}, {type(module).__name__}: it keeps a "
-                    f"{RUNNING_MEAN} and is no batch normalisation of torch; let it keep none "
-                    "(track_running_stats=False), or choose a method such as tent or t3a"
-                )
-        if not named_changes(changes, 1 + len(info.shape)):
+        """The network. Raises ValueError if it allows none of the candidates, and if others than
+        all changes are named and none is one of such inputs."""
+        candidates_of(candidates, bool(batch_norms(model)))
+        tokens = info.inputs is not None and info.inputs.kind == TOKENS
+        named = named_changes(changes, 1 + len(info.shape), whole=tokens)
+        if not named and changes != EVERY:
             kinds = IMAGE_CHANGES if len(info.shape) == 3 else COLUMN_CHANGES
+            able = "your own, as module:NAME" if tokens else ", ".join(kinds)
             raise ValueError(
                 f"auto.changes is {changes!r}, and none of these changes inputs of the shape "
-                f"{tuple(info.shape)}; those that do: {', '.join(kinds)}"
+                f"{tuple(info.shape)}; those that do: {able}"
             )
         return model
 
@@ -296,17 +296,22 @@ class AutoClient(HoldingOut):
         )
 
     def personal_model(self, x: Tensor) -> nn.Module:
-        """The network, with the chosen correction in the bias of its head or in its statistics."""
+        """The network, with the chosen correction in the bias of its head or in its statistics.
+
+        With BBSE as a candidate the head has a bias whatever is chosen: what an update chooses must
+        not change the arrays of a saved model."""
         if isinstance(self._correction, Client):
-            return self._correction.personal_model(x)
-        model = super().personal_model(x)
+            model = self._correction.personal_model(x)
+        else:
+            model = super().personal_model(x)
+        head = getattr(model, "head", None)  # a user's own correction may have another network
+        if BBSE in self.names and isinstance(head, nn.Linear) and head.bias is None:
+            head.bias = nn.Parameter(torch.zeros_like(head.weight[:, 0]))
         if isinstance(self._correction, Tensor):
             head = head_of(model)
-            bias = self._correction.to(head.weight)
-            if head.bias is not None:
-                bias = head.bias.detach() + bias
+            bias = head.bias.detach() + self._correction.to(head.weight)
             head.bias = nn.Parameter(bias)
-        elif self._correction is not None:
+        elif isinstance(self._correction, dict):
             model.load_state_dict(self._correction, strict=False)
         return model
 
@@ -368,7 +373,7 @@ class AutoClient(HoldingOut):
         views = {BBSE: base + ratio}
         self._corrections: dict[str, Tensor | Changes | Client] = {BBSE: ratio}
         log_q_after: dict[str, Tensor] = {}
-        if self.norms:
+        if self.has_statistics:
             for name, weight in BN_WEIGHTS.items():
                 changes, z = self.with_statistics(x, weight)
                 views[name] = z
@@ -396,7 +401,7 @@ class AutoClient(HoldingOut):
         shape."""
         network = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
         try:
-            logits = self.method_clients[name].predict(x)
+            logits = self.method_clients[name].predict(x.clone())  # it may change them in place
         finally:
             self.model.load_state_dict(network)
         if logits.shape != base.shape:
@@ -443,10 +448,9 @@ class AutoClient(HoldingOut):
     @contextmanager
     def inputs_of_layers(self, n: int) -> Iterator[list[Tensor]]:
         """Within the context a forward pass of n inputs fills the list: channel means (n, d_l) of
-        what enters each layer with batch statistics; without such layers, what enters the head.
+        what enters each layer with running statistics; without such layers, what enters the head.
         Layers that see no batch of n inputs leave zeros."""
-        layers: list[nn.Module] = [*self.norms.values()] or [self.head]
-        sizes = self.blocks.sizes[: len(layers)]
+        sizes = self.blocks.sizes[: len(self.layers)]
         means = [torch.zeros(n, size, device=self.device) for size in sizes]
 
         def keep(place: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -455,7 +459,7 @@ class AutoClient(HoldingOut):
                 means[place] = values.flatten(2).mean(2) if values.ndim > 2 else values
 
         handles = []
-        for place, layer in enumerate(layers):
+        for place, layer in enumerate(self.layers):
             handles.append(layer.register_forward_pre_hook(partial(keep, place)))
         try:
             yield means
@@ -522,7 +526,7 @@ class AutoClient(HoldingOut):
             return derivatives(rule, cases, np.asarray(arrays[COEFFICIENTS], float)), {}
         if rule.coefficients is not None:
             return calibration_sums(rule, cases, len(self.names)), {}
-        features = num_features(bool(self.norms), self.names)
+        features = num_features(self.has_statistics, self.names)
         return feature_sums(rule, cases, len(self.names), features), {}
 
     def guard(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
@@ -543,7 +547,7 @@ class AutoClient(HoldingOut):
     def played(self, server_round: int) -> Iterator[Case]:
         """The newcomers of the client's held-out samples, drawn anew in each round."""
         x, y = self.held_out_samples()
-        changes = named_changes(self.changes, x.ndim)
+        changes = named_changes(self.changes, x.ndim, whole=not x.is_floating_point())
         seed = seed_of(self.seed, "play", server_round, self.client)
         classes = self.head.out_features
         for newcomer in newcomers(x, y, classes, self.plays, changes, seed):

@@ -162,10 +162,10 @@ def bars(verdicts: dict[str, Verdict], inputs: int) -> list[str]:
         missed = [] if mean >= MIN_SHARE_OF_50 else [f"{100 * mean:.0f} %"]
         lines.append(_line(f"{100 * MIN_SHARE_OF_50:.0f} % of the best gain in the mean", missed))
     elif shares:
-        short = [name for name, share in shares.items() if share < MIN_SHARE]
-        enough = len(short) <= (1 - MIN_SCENARIOS) * len(shares)
-        words = f"{100 * MIN_SHARE:.0f} % of the best gain in {len(shares) - len(short)} of "
-        lines.append(f"{'met' if enough else 'missed'}: {words}{len(shares)} scenarios")
+        enough = [name for name, share in shares.items() if share >= MIN_SHARE]
+        met = len(enough) >= MIN_SCENARIOS * len(shares)
+        words = f"{100 * MIN_SHARE:.0f} % of the best gain in {len(enough)} of "
+        lines.append(f"{'met' if met else 'missed'}: {words}{len(shares)} scenarios")
     for name, one in verdicts.items():
         if name.startswith("mix"):
             few = [name] if one.gain[AUTO] < MIX_FACTOR * one.best_gain else []

@@ -55,6 +55,7 @@ def personalize(
 ) -> None:
     """Create a later client's model from a finished run and the client's unlabeled data."""
     with refusals():
+        from fedapps.files import locked
         from fedapps.service import onnx as exporter
         from fedapps.service.delivery import load_personal
         from fedapps.service.finished_run import FinishedRun
@@ -69,13 +70,16 @@ def personalize(
             )
         output = output or (run if update else Path("personal"))
         if update:
-            model = load_personal(run)
-            model.update(data)
+            # Of two updates at once the later one would lose what the other has learnt.
+            with locked(run, wait=True):
+                model = load_personal(run)
+                model.update(data)
+                model.save(output)
         else:
             loaded = FinishedRun(run, round_)
             loaded.check_novel()  # before the data are read
             model = loaded.serve(loaded.inputs(data, skip_broken), epsilon).module()
-        model.save(output)
+            model.save(output)
         if onnx:
             exporter.export(model, model.card.shape, output)
     _summarise(model.report, output)

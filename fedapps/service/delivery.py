@@ -80,7 +80,7 @@ class PersonalModel(nn.Module):
             x = x[:, None]
         if self.by_column:  # in float64, as in training: see `Samples`
             scaled = x.double() / self.scale
-        elif x.is_floating_point():
+        elif x.is_floating_point() or x.dtype == torch.bool:
             scaled = x.float()
         else:
             scaled = x.float() / self.scale

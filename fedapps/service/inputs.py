@@ -81,7 +81,12 @@ def read_inputs(data: Data, card: Card) -> Inputs:
         sizes = (len(data), 0)
         raw = read_frame(data, Path("DataFrame"), True, card.label, card.task, notes, sizes)
         return _read(raw, Path("DataFrame"), card)
-    return unlabeled(torch.as_tensor(data), card)
+    x = torch.as_tensor(data)
+    if (
+        x.dtype == torch.bool and card.inputs != TOKENS
+    ):  # 0 and 1, as in files: no whole numbers of the dataset's scale
+        x = x.float()
+    return unlabeled(x, card)
 
 
 def read_input_files(path: Path, card: Card) -> Inputs:

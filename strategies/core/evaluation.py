@@ -173,6 +173,10 @@ class Evaluation:
         if not counts or min(counts) >= FEW_SAMPLES:
             return
         self._warned_of_few_samples = True
+        if not min(counts):
+            text = "a novel client has no labels, or none beside its novel-shots; it is not scored"
+            log(WARNING, text)
+            return
         log(
             WARNING,
             "a novel client is scored on %g labeled samples; fewer novel-shots leave more",

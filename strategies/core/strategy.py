@@ -348,6 +348,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         self.now = Round()  # the present round; other attributes live through the run
         self.undone_rounds = 0  # rounds whose aggregate was not finite
         self.num_rounds = 0
+        self.serves_finished_run = False  # to nodes that may be others than those that trained it
         self.timeout = 3600.0  # seconds
         self.token = uuid4().hex  # tells nodes which of their states belong to this run
         self.common_config: dict[str, Any] = {}  # part of every message's config
@@ -744,6 +745,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         Afterwards `personalize` and `exchange` can be called; their messages hold `config`."""
         self.construction.begin(self)
         self.grid = grid
+        self.serves_finished_run = True
         self.common_config = dict(config)
         self._accept(initial_arrays)
 

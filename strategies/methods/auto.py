@@ -9,7 +9,8 @@ kinds of messages. Each needs the answers to the ones before:
 | ``query.play``, ten times | features, gradients and Hessians, calibration | θ, α, β |
 | ``query.guard`` | losses of the choice for a grid of k | k in two regimes |
 
-A client's own newcomers are judged by coefficients θ from the other four of five folds of clients.
+A client's own newcomers are judged by statistics and coefficients θ from the other four of five
+folds of clients. As with a novel client, their samples are not among those that M and S describe.
 Clients get only sums over clients: ``source/…``, ``rule/…``. The equations are in
 `clients.core.decision` and `strategies.maths.decision`. Before the last round all clients are
 evaluated with FedAvg's model, and the last round is the reported one."""
@@ -41,15 +42,8 @@ from clients.core.decision.moments import (
 )
 from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
-from clients.methods.auto import (
-    CANDIDATES,
-    COEFFICIENTS,
-    NUM_LAST,
-    RULE,
-    RUNNING_MEAN,
-    SOURCE,
-    AutoClient,
-)
+from clients.core.normalisation import sizes_with_statistics
+from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
 from fedapps.common.settings import setting
 from strategies.core.count_limits import (
     bounded_confusions,
@@ -134,38 +128,56 @@ class Auto(FedAvg):
             )
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model. Raises ValueError in the first round as `check_training_clients`."""
+        """The model. A rule that was made before is dropped: it belongs to the model before.
+
+        Raises ValueError in the first round as `check_training_clients`."""
         if self.round == 1:
             self.check_training_clients(len(self.training_nodes()))
+        self.drop_rule()
         return dict.fromkeys(nodes, arrays)
 
+    def drop_rule(self) -> None:
+        """Leave all clients FedAvg's model."""
+        self.source = {}
+        self.rule = {}
+
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
-        """The model; in the last round, and where a run is served, also statistics and rule."""
-        training = self.training_nodes()
-        if training and self.round < self.num_rounds:  # the model is going to change
+        """The model; in the last round, and where a run is served, also statistics and rule.
+
+        A finished run is served with the rule of its training clients, whoever is connected."""
+        if self.round < self.num_rounds:  # the model is going to change
             return dict.fromkeys(nodes, arrays)
-        if training:
+        training = self.training_nodes()
+        if training and not self.serves_finished_run:
             self.make_rule(arrays, training)
         if self.rule:
             arrays = arrays | prefixed(SOURCE, self.source) | prefixed(RULE, self.rule)
         return dict.fromkeys(nodes, arrays)
 
     def make_rule(self, arrays: Arrays, training: Sequence[Node]) -> None:
-        """Set `source` and `rule` from the training clients' answers; a warning if there are none,
-        or if they had too few samples to play newcomers.
+        """Set `source` and `rule` from the training clients' answers. There is no rule, and the run
+        says so, if nobody answers, or if all had too few samples to play newcomers.
 
         Raises ValueError as `check_training_clients`."""
         if not self.num_rounds:
             self.check_training_clients(len(training))
+        self.drop_rule()
         try:
             exchanges = _Exchanges(self, arrays, training)
-            source = exchanges.statistics()
-            rule = exchanges.calibrated_rule(source)
+            source, sources_by_fold = exchanges.statistics()
+            rule = exchanges.calibrated_rule(sources_by_fold)
         except Unanswered as error:
-            log(WARNING, "auto: %s; clients keep FedAvg's model", error)
+            self.say("no rule", f"{error}; clients keep FedAvg's model")
             return
         self.source = source
         self.rule = {name: array.astype(np.float32) for name, array in rule.arrays().items()}
+
+    def say(self, what: str, text: str) -> None:
+        """Log why clients keep FedAvg's model; the run's `errors.log` and the end of `fedapps run`
+        say it, too."""
+        log(WARNING, "auto: %s", text)
+        if self.on_failure is not None:
+            self.on_failure(f"auto: {what}\n{text}")
 
 
 def _rounded_up(share: float) -> float:
@@ -181,7 +193,7 @@ class _Exchanges:
         self.arrays = arrays
         self.training = list(training)
         self.classes, width = arrays[HEAD_WEIGHT].shape
-        layers = [len(array) for name, array in arrays.items() if name.endswith(RUNNING_MEAN)]
+        layers = [*sizes_with_statistics(arrays).values()]
         self.has_statistics = bool(layers)
         self.blocks = Blocks((*(layers or [width]), self.classes, NUM_LAST))
         self.candidates = candidates_of(strategy.candidates, self.has_statistics)
@@ -190,8 +202,12 @@ class _Exchanges:
         self.folds = {node: i % self.num_folds for i, node in enumerate(self.training)}
         log(INFO, "auto: candidates none, %s", ", ".join(self.candidates))
 
-    def statistics(self) -> Arrays:
-        """K, π, M, S and B as ``confusion``, ``prior``, ``means``, ``within`` and ``between``."""
+    def statistics(self) -> tuple[Arrays, list[Arrays]]:
+        """K, π, M, S and B as ``confusion``, ``prior``, ``means``, ``within`` and ``between``: of
+        all clients, and by fold of the clients outside it.
+
+        A client's residual is from the class means of the other folds. A novel client's samples are
+        not among those of M either."""
         classes = self.classes
         shapes: dict[str, tuple[int, ...]] = {
             "confusion": (classes, classes),
@@ -199,39 +215,62 @@ class _Exchanges:
             "sums": (classes, self.blocks.width),
             "squares": (self.blocks.entries,),
         }
-        sums, _ = self.sum("moments", self.to_all(self.arrays), shapes)
-        if not sums["counts"].any():
+        answers = self.answers("moments", self.to_all(self.arrays), shapes)
+        moments = self.sums_by_set(answers, "counts")
+        if not moments[0]["counts"].any():
             raise Unanswered("no training client has a held-out sample with a label")
-        means = class_means(sums["counts"], sums["sums"])
-        within = within_classes(sums["counts"], means, sums["squares"], self.blocks)
-        sent = self.to_all(self.arrays | {f"{SOURCE}/means": means})
+        means = [class_means(sums["counts"], sums["sums"]) for sums in moments]
+        sent = {}
+        for node in self.training:
+            sent[node] = self.arrays | {f"{SOURCE}/means": means[1 + self.folds[node]]}
         shapes = {"squares": (self.blocks.entries,), "inverse": (1,), "clients": (1,)}
-        spread, _ = self.sum("spread", sent, shapes)
-        clients = max(float(spread["clients"][0]), 1.0)
-        squares = spread["squares"] / clients
-        inverse = float(spread["inverse"][0]) / clients
-        between = between_clients(squares, inverse, within, self.blocks)
-        source = {
-            "confusion": conditional(sums["confusion"]),
-            "prior": prior(sums["confusion"].sum(0)),
-            "means": means,
-            "within": within,
-            "between": between,
-        }
-        return {name: array.astype(np.float32) for name, array in source.items()}
+        spreads = self.sums_by_set(self.answers("spread", sent, shapes), "clients")
+        sources = []
+        for sums, m, spread in zip(moments, means, spreads, strict=True):
+            within = within_classes(sums["counts"], m, sums["squares"], self.blocks)
+            clients = max(float(spread["clients"][0]), 1.0)
+            squares = spread["squares"] / clients
+            inverse = float(spread["inverse"][0]) / clients
+            source = {
+                "confusion": conditional(sums["confusion"]),
+                "prior": prior(sums["confusion"].sum(0)),
+                "means": m,
+                "within": within,
+                "between": between_clients(squares, inverse, within, self.blocks),
+            }
+            sources.append({name: array.astype(np.float32) for name, array in source.items()})
+        return sources[0], sources[1:]
 
-    def calibrated_rule(self, source: Arrays) -> Rule:
-        """The rule, one exchange after another."""
-        rule = self.with_misfits(source)
+    def sums_by_set(self, answers: Sequence[tuple[Node, Arrays]], counted: str) -> list[Arrays]:
+        """The sums over all clients, then over those outside each fold. Where all that hold out
+        samples, by the array `counted`, are of one fold, its sums are those of all."""
+        sets = []
+        for fold in (None, *range(self.num_folds)):
+            members = [answer for node, answer in answers if self.folds[node] != fold]
+            if not any(answer[counted].any() for answer in members):
+                members = [answer for _, answer in answers]
+            total = {name: np.zeros(array.shape) for name, array in members[0].items()}
+            for answer in members:
+                for name in total:
+                    total[name] += answer[name]
+            sets.append(total)
+        return sets
+
+    def calibrated_rule(self, sources: Sequence[Arrays]) -> Rule:
+        """The rule, one exchange after another; the newcomers of each fold are judged by the
+        statistics of the others."""
+        rule = self.with_misfits(sources)
         rule = self.with_features(rule)
         coefficients = self.fitted(rule)
         rule = self.with_calibration(rule, coefficients)
         return self.with_guard(rule, coefficients)
 
-    def with_misfits(self, source: Arrays) -> Rule:
-        """μ_l, σ_l, t and the ranges of the descriptors."""
+    def with_misfits(self, sources: Sequence[Arrays]) -> Rule:
+        """μ_l, σ_l, t and the ranges of the descriptors, from the statistics by fold."""
         layers = (len(self.blocks.sizes),)
-        sent = self.to_all(self.arrays | prefixed(SOURCE, source))
+        sent = {}
+        for node in self.training:
+            sent[node] = self.arrays | prefixed(SOURCE, sources[self.folds[node]])
         shapes: dict[str, tuple[int, ...]] = {"count": (1,), "sum": layers, "square": layers}
         sums, _ = self.sum("misfit", sent, shapes)
         if not sums["count"][0]:
@@ -248,6 +287,8 @@ class _Exchanges:
                 cut[place, NOT_CUT] = False
         shapes = {"misfits": (MISFITS.bins,), "descriptors": (*cut.shape, DESCRIPTOR_VALUES.bins)}
         counts, clients = self.sum("misfit", self.to_all(self.sent(rule)), shapes)
+        if not counts["misfits"].any():
+            raise Unanswered("no client that has played newcomers has answered query.misfit again")
         limit = misfit_limit(counts["misfits"], clients)
         return replace(
             rule, misfit_limit=np.array(limit), ranges=ranges(counts["descriptors"], cut)
@@ -278,11 +319,8 @@ class _Exchanges:
                 sent[node] = self.sent(rule) | {COEFFICIENTS: theta[:, self.sets_of(node)]}
             gradient = np.zeros((len(self.candidates), num_sets, size))
             hessian = np.zeros((*gradient.shape, size))
-            replies = self.replies("play", sent, shapes)
-            answers = [dict(reply.arrays) for reply in replies]
-            self.bound(answers)
-            for reply, answer in zip(replies, answers, strict=True):
-                sets = self.sets_of(reply.node)
+            for node, answer in self.answers("play", sent, shapes):
+                sets = self.sets_of(node)
                 gradient[:, sets] += answer["gradient"]
                 hessian[:, sets] += answer["hessian"]
             for place in np.ndindex(gradient.shape[:2]):
@@ -324,8 +362,11 @@ class _Exchanges:
             clients = float(sums["clients"][regime])
             k = least_guard(sums["loss"][regime], clients, alpha)
             if k == NEVER:
-                text = "auto: of %g clients with newcomers that %s no choice keeps alpha=%g: none"
-                log(WARNING, text, clients, words, alpha)
+                text = (
+                    f"{clients:g} training clients played newcomers that {words}, and no choice "
+                    f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model"
+                )
+                self.strategy.say("no choice", text)
             guard.append(k)
         return replace(rule, guard=np.array(guard))
 
@@ -345,14 +386,24 @@ class _Exchanges:
     ) -> tuple[Arrays, int]:
         """The sums of the clients' arrays of these shapes, and the number of clients. Raises
         `Unanswered` without a reply."""
+        answers = self.answers(query, sent, shapes)
+        total = {name: np.zeros(shape) for name, shape in shapes.items()}
+        for _, answer in answers:
+            for name in total:
+                total[name] += answer[name]
+        return total, len(answers)
+
+    def answers(
+        self,
+        query: str,
+        sent: Mapping[Node, Arrays],
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> list[tuple[Node, Arrays]]:
+        """The clients' arrays of these shapes, bounded. Raises `Unanswered` without a reply."""
         replies = self.replies(query, sent, shapes)
         answers = [dict(reply.arrays) for reply in replies]
         self.bound(answers)
-        total = {name: np.zeros(shape) for name, shape in shapes.items()}
-        for answer in answers:
-            for name in total:
-                total[name] += answer[name]
-        return total, len(replies)
+        return list(zip([reply.node for reply in replies], answers, strict=True))
 
     def bound(self, answers: list[Arrays]) -> None:
         """Bound what one client's answer can count. A loss is a share, so that a liar can hide only

@@ -1,8 +1,9 @@
 """Prior-EM's server: FedAvg, and sums of the training clients' label counts.
 
 Before each evaluation the server requests the counts of all training clients that are present. If
-no training client is present, as where a finished run is served, the last counts are used. Clients
-get only sums over clients, ``source/…``."""
+no training client is present, the last counts are used. A finished run is served with the counts of
+its training: the nodes that are served may be others. Clients get only sums over clients,
+``source/…``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +50,7 @@ class PriorEM(FedAvg):
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model, and the sums over the training clients' labels, which are requested first."""
         training = self.training_nodes()
-        if training:
+        if training and not self.serves_finished_run:
             self.source = self.ask(arrays, training) or self.source
         if self.source:
             arrays = arrays | prefixed(SOURCE, self.source)

@@ -1,5 +1,7 @@
 """Auto's equations on the client, by numbers worked by hand and identities."""
 
+from threading import Thread
+
 import numpy as np
 import pytest
 import scipy
@@ -170,6 +172,27 @@ def test_clients_share_the_fits_of_the_same_statistics_alone():
     assert shared_fit(given(2), 4) is not other
 
 
+def test_threads_that_serve_two_runs_get_the_fits_of_their_own(monkeypatch):
+    """Another thread asks for the other run's fit between the comparison and the answer."""
+    one, two = (statistics([[0] * 3, [1] * 3], [4] * 3, [b] * 3, (1, 1, 1)) for b in (1, 2))
+    shared_fit(one, 4)
+    given = []
+    other = Thread(target=lambda: given.append(shared_fit(two, 4)))
+
+    def compare_slowly(self, statistics):
+        """As `equals`, and gives the other thread time."""
+        same = np.array_equal(self.between, statistics.between)
+        if not other.ident:
+            other.start()
+            other.join(0.2)
+        return same
+
+    monkeypatch.setattr(Statistics, "equals", compare_slowly)
+    assert np.array_equal(shared_fit(one, 4).statistics.between, one.between)
+    other.join()
+    assert np.array_equal(given[0].statistics.between, two.between)
+
+
 def drawn_clients(draw, means, q, n, count, moved=0.0):
     """φ̄ of clients whose classes have the proportions q, S = I; each entry moved."""
     clients = []
@@ -246,7 +269,8 @@ def test_a_change_of_columns_is_in_their_deviations(name, shape):
 def test_changes_are_named_by_the_inputs_kind():
     assert len(named_changes(EVERY, 4)) == 13 and len(named_changes(EVERY, 2)) == 3
     assert named_changes("blur,column-noise", 4) == [IMAGE_CHANGES["blur"]]
-    assert named_changes("blur", 3) == []
+    assert named_changes(EVERY, 2, whole=True) == []  # tokens
+    assert named_changes("blur", 3) == named_changes("column-noise", 2, whole=True) == []
     with pytest.raises(ValueError, match=r"auto\.changes names 'fog'; known: gaussian, salt"):
         named_changes("fog", 4)
 

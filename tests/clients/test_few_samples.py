@@ -84,6 +84,14 @@ def test_each_warning_has_its_flag(caplog):
     assert "no client reports macro-f1" in said[0] and "scored on 3 labeled samples" in said[1]
 
 
+def test_a_novel_client_without_labels_is_not_told_to_take_fewer_shots(caplog):
+    novel = replace(update(1, {}, 0), node=Node(1, 51, novel=True))
+    with caplog.at_level(logging.WARNING, "flwr"):
+        Evaluation(FedAvg()).metrics([update(0, {}, 50, accuracy=0.5), novel])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("a novel client has no labels, or none beside its")
+
+
 def test_a_cohort_that_was_warned_of_has_not_been_used():
     cohort = Cohort(2)
     cohort._alone = "the network has buffers"

@@ -43,6 +43,16 @@ def test_bars(auto, met):
     assert mix == "missed: 3 times the best fixed gain in mix: mix"
 
 
+def test_four_of_five_scenarios_are_enough():
+    """Each gains 3 points at best; auto takes 3 of them in some, and 1 in the others."""
+    most = verdict(clients(fedavg=(60, 80), bbse=(70, 76), auto=(70, 76)), 100, {})
+    little = verdict(clients(fedavg=(60, 80), bbse=(70, 76), auto=(61, 81)), 100, {})
+    four = {str(number): most for number in range(4)}
+    line = bars(four | {"4": little}, 200)[2]
+    assert line == "met: 80 % of the best gain in 4 of 5 scenarios"
+    assert bars(four | {"4": little, "5": little}, 200)[2].startswith("missed: 80 %")
+
+
 def test_the_mean_counts_each_seed_once():
     """A verdict on two seeds and one on a third: 2/3 · 3 + 1/3 · 9 = 5."""
     two = Verdict([100, 101], 60.0, {"bbse": 3.0}, {"bbse": 6.0}, 6.0, {"misfit": 0.3})

@@ -2,9 +2,11 @@
 
 import time
 
+import numpy as np
 import pytest
 from small_runs import SMALL
 
+import partitions
 from fedapps import engine_choice, estimate
 from fedapps.engine_choice import (
     Choice,
@@ -122,6 +124,21 @@ def test_the_line_says_what_was_measured_and_equal_work_is_measured_once(tmp_pat
     assert choice.line.startswith("engine: in-process, since a client's turn takes ")
     assert "6 runs take about" in choice.line
     assert "on ray about" in choice.line
+
+
+def test_the_turn_of_a_client_with_labels_is_measured(tmp_path):
+    """Of two training clients one, the first of this seed, has none: FedAvg cannot train it."""
+    changes = {"partition.labeled-clients": 0.5, "num-clients": 4, "train-fraction": 0.5}
+    first_are_unlabeled = 0
+    for seed in range(4):
+        config = SMALL | changes | {"data-seed": seed}
+        federation = partitions.federation(config)
+        training = np.flatnonzero(~federation.novel)
+        first_are_unlabeled += bool(federation.unlabeled[training[0]])
+        choice = choose_engine(make_jobs(config, ["fedavg"], [0], tmp_path), None, ray=False,
+                               measured={})  # fmt: skip
+        assert "since a client's turn takes" in choice.line
+    assert first_are_unlabeled
 
 
 def test_a_turn_that_fails_is_named(tmp_path):

@@ -61,6 +61,8 @@ def of_evaluations(method):
     """Another value of every setting that is declared to decide evaluations alone."""
     known = common() | of_partitions()
     known |= {f"{method}.{key}": s for key, s in of_method(method, METHODS[method]).items()}
+    if not METHODS[method].client.few_shot:
+        del known["novel-shots"]
     return {key: another(key, s) for key, s in known.items() if s.evaluation}
 
 

@@ -14,6 +14,7 @@ from torch import nn
 import partitions
 from clients.core.client import Client
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision
+from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
 from clients.core.label_shift import log_q_by_em
@@ -28,6 +29,7 @@ from fedapps import InProcessGrid, client_app, server_app
 from partitions.shares import UNLABELED
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
+from strategies.maths.label_shift import prior
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
 NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn"}
@@ -46,7 +48,7 @@ def served(client, source, rule):
 
 
 def network_of(client):
-    return build_model("convnet-bn" if client.norms else "convnet", (1, 8, 8), 3, 0)
+    return build_model("convnet-bn" if client.has_statistics else "convnet", (1, 8, 8), 3, 0)
 
 
 @pytest.mark.parametrize(("place", "name"), [(-1, "none"), (0, "bbse"), (1, "bn0"), (2, "bn16")])
@@ -292,12 +294,24 @@ def test_no_choice_depends_on_a_novel_label():
                for name in changed)  # fmt: skip
 
 
+class Frozen(nn.Module):
+    """Normalises by constants, as torchvision's frozen batch normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.full((4, 1, 1), 0.1))
+
+    def forward(self, x):
+        return x - self.running_mean
+
+
 @pytest.mark.parametrize(
     "norm",
     [
         nn.GroupNorm(2, 4),
         nn.LayerNorm([4, 8, 8]),
         nn.InstanceNorm2d(4),
+        Frozen(),
     ],
     ids=str,
 )
@@ -313,28 +327,6 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
     case, views = client.case(X)
     assert [*views] == ["", "bbse", "em"] and case.misfits.shape == (3,)
     assert np.isfinite(case.misfits).all() and np.isfinite(case.descriptors).all()
-
-
-class Frozen(nn.Module):
-    """Normalises by constants, as torchvision's frozen batch normalisation."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("running_mean", torch.full((4, 1, 1), 0.1))
-
-    def forward(self, x):
-        return x - self.running_mean
-
-
-@pytest.mark.parametrize(
-    "norm", [nn.InstanceNorm2d(4, track_running_stats=True), Frozen()], ids=str
-)
-def test_a_layer_that_the_server_would_take_for_batch_normalisation_is_refused(norm):
-    layers = [nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
-    model = headed(nn.Sequential(*layers), "auto", (1, 8, 8), 3)
-    with pytest.raises(ValueError, match=rf"layer '\S*1', {type(norm).__name__}: it keeps a"):
-        AutoClient.build_network(model, partitions.task(SMALL))
-    AutoClient.build_network(network(), partitions.task(SMALL))
 
 
 def test_a_network_without_statistics_has_bbse_alone():
@@ -395,14 +387,173 @@ def test_coefficients_out_of_fold_are_those_of_the_other_clients():
     np.testing.assert_array_equal(sent[nodes[2]]["rule/coefficients"], found[:, 3])
 
 
-def test_without_an_answer_clients_keep_fedavgs_model(monkeypatch):
+def test_a_client_plays_by_the_statistics_of_the_other_clients():
+    """Three clients in folds of their own. K, π, M, S and B without a fold are those of the two
+    others, each of which has its residual from the means without its own fold."""
+    clients = {}
+    for number in range(3):
+        clients[Node(number, 50 + number)] = AutoClient(
+            network(), share(X ** (1 + number), Y.roll(number)), held_out=0.75
+        )
+    nodes = list(clients)
+    exchanges = _Exchanges(Auto(alpha=0.5), clients[nodes[0]].initial, nodes)
+    played = {}
+
+    def exchange(action, payloads, like):
+        query = action.partition(".")[2]
+        replies = []
+        for node, arrays in payloads.items():
+            if query == "misfit":
+                played[node] = arrays
+                continue
+            reply, _ = getattr(clients[node], query)(arrays, {})
+            replies.append(replace(update(0, reply), node=node))
+        return replies
+
+    exchanges.strategy.exchange = exchange
+    source, by_fold = exchanges.statistics()
+    for left_out, without in zip(nodes, by_fold, strict=True):
+        others = [node for node in nodes if node != left_out]
+        alone = _Exchanges(exchanges.strategy, exchanges.arrays, others)
+        answers = alone.answers("moments", alone.to_all(alone.arrays), {})
+        expected = alone.sums_by_set(answers, "counts")[0]
+        means = class_means(expected["counts"], expected["sums"])
+        np.testing.assert_allclose(without["means"], means, rtol=1e-6)
+        np.testing.assert_allclose(without["prior"], prior(expected["confusion"].sum(0)))
+        assert np.abs(without["means"] - source["means"]).max() > 1e-3
+    with pytest.raises(Unanswered):
+        exchanges.with_misfits(by_fold)
+    for node, without in zip(nodes, by_fold, strict=True):
+        np.testing.assert_array_equal(played[node]["source/means"], without["means"])
+
+
+def test_a_client_like_those_of_training_looks_so_though_they_are_few_and_the_network_is_wide(
+    tmp_path,
+):
+    """Four training clients with 36 held-out samples and 200 values before the head: as newcomers
+    their samples fit the statistics that they are part of far better than novel clients' do, whose
+    T was 7.1 in the mean, over a limit of 2.2."""
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(600, 6)).astype("float32")
+    np.savez(tmp_path / "x.npz", x=x, y=x[:, :3].argmax(1))
+    config = {"method": "auto", "model": "mlp", "dataset": str(tmp_path / "x.npz")}
+    config |= {"num-clients": 10, "train-fraction": 0.4, "partition": "iid", "rounds": 2}
+    config |= {"auto.alpha": 0.3, "auto.held-out": 0.6, "auto.plays": 20, "evaluate-every": 2}
+    result, _ = federate(**ALL_SAMPLES | config)
+    metrics = dict(result.evaluate_metrics_clientapp[2])
+    assert metrics["novel-misfit"] <= metrics["novel-misfit-limit"]
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_without_an_answer_clients_keep_fedavgs_model(rounds, monkeypatch, tmp_path):
+    """Also in a run that starts from one with a rule, which is that of another model."""
+    federate(**NORMED, rounds=1, **{"output-dir": str(tmp_path / "former")})
+
     def silent(self, arrays, config):
         raise OSError("no time")
 
     monkeypatch.setattr(AutoClient, "moments", silent)
-    result, _ = federate(**NORMED, rounds=1)
-    metrics = dict(result.evaluate_metrics_clientapp[1])
+    further = {"from-dir": str(tmp_path / "former"), "output-dir": str(tmp_path / "run")}
+    result, _ = federate(**NORMED, rounds=rounds, **further)
+    metrics = dict(result.evaluate_metrics_clientapp[rounds])
     assert "novel-accuracy" in metrics and "novel-misfit" not in metrics
+    causes = (tmp_path / "run" / "errors.log").read_text()
+    assert "auto: no rule\nno training client has answered query.moments" in causes
+
+
+def test_a_rule_goes_with_its_model():
+    """Training changes the model, so what was made before is dropped."""
+    strategy = Auto(alpha=0.5)
+    strategy.source = {"prior": np.ones(2)}
+    strategy.rule = {"guard": np.ones(2)}
+    strategy.broadcast({}, [])
+    assert not strategy.source and not strategy.rule
+
+
+def test_few_training_clients_cannot_choose_and_the_run_says_so():
+    """One client certifies nothing below 1/2: no k keeps α = 0.3."""
+    said = []
+    strategy = Auto(alpha=0.3, on_failure=said.append)
+    client = training_client()
+    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    none = {"loss": np.zeros((2, 101)), "clients": np.array([1.0, 0.0])}
+    strategy.exchange = lambda action, payloads, like: [update(0, none)]
+    rule = rule_that_chooses(client, -1)
+    rule = exchanges.with_guard(rule, np.zeros((2, 2, 2, 14)))
+    assert (rule.guard == NEVER).all()
+    assert [text.partition("\n")[0] for text in said] == ["auto: no choice"] * 2
+    assert "1 training clients played newcomers that label shift explains, and no" in said[0]
+
+
+class Normed(torch.nn.Module):
+    """A layer of batch normalisation that is called twice and has two names, one of instance
+    normalisation with running statistics, and a mean of another kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv2d(c, 4, 3, padding=1) for c in (1, 4))
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.again = self.norm
+        self.instance = torch.nn.InstanceNorm2d(4, track_running_stats=True)
+        self.register_buffer("running_mean", torch.tensor(0.5))
+        self.head = torch.nn.Linear(4 * 64, 3)
+
+    def features(self, x):
+        x = self.norm(self.first(x - self.running_mean)).relu()
+        return self.instance(self.again(self.second(x)).relu()).flatten(1)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def test_server_and_clients_know_the_same_layers():
+    """The server sees arrays alone: `exchange` compares the shapes of the answers."""
+    client = AutoClient(Normed(), share(X, Y), held_out=0.75)
+    assert client.blocks.sizes == (4, 4, 4, 3, 4)
+    assert source_of(client)["means"].shape == (3, 19)
+    phi, _ = client.inner_values(X)
+    first, second, _, *_ = client.blocks.split(phi)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_layer_that_is_called_twice_predicts_as_the_model_that_is_served():
+    torch.manual_seed(0)
+    client = AutoClient(Normed(), share(X, Y), held_out=0.75)
+    source, rule = source_of(client), rule_that_chooses(client, 1)
+    other = AutoClient(client.model, replace(share(X, Y), novel=True))
+    arrays = dict(client.initial)
+    arrays |= {f"source/{name}": a for name, a in source.items()}
+    arrays |= {f"rule/{name}": a for name, a in rule.arrays().items()}
+    other.receive(arrays, {})
+    z = other.predict(X.square())
+    assert other.choice.name == "bn16"
+    torch.testing.assert_close(other.personal_model(X)(X.square()), z)
+
+
+def test_changes_that_the_inputs_do_not_have_are_refused():
+    for changes in ("column-noise", "column-noise,column-shift"):
+        with pytest.raises(ValueError, match=r"none of these changes inputs .* gaussian, salt"):
+            federate(**NORMED, **{"auto.changes": changes})
+
+
+def test_tokens_are_played_unchanged():
+    """Whole numbers have no changes; newcomers differ in their classes alone."""
+    tokens = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(0))
+    tokens_share = share(tokens, Y)
+    whole = replace(tokens_share.train, whole=True)
+    torch.manual_seed(0)
+    tokens_share = replace(tokens_share, train=whole)
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(9, 4))
+    model.add_module("head", torch.nn.Linear(4, 3))
+    client = AutoClient(model, tokens_share, held_out=0.75)
+    client.source = source_of(client)
+    assert not client.held_out_samples()[0].is_floating_point()
+    assert all(case.unchanged for case in client.played(1))
+
+
+def test_a_client_that_would_train_further_has_no_rule():
+    with pytest.raises(ValueError, match="auto cannot learn from novel-shots"):
+        federate(**NORMED, **{"novel-shots": 1})
 
 
 def test_without_a_newcomer_there_is_no_rule():
@@ -413,7 +564,7 @@ def test_without_a_newcomer_there_is_no_rule():
     none = {"count": np.zeros(1), "sum": np.zeros(4), "square": np.zeros(4)}
     strategy.exchange = lambda action, payloads, like: [update(0, none)]
     with pytest.raises(Unanswered, match="needs 20 held-out samples: raise held-out"):
-        exchanges.with_misfits({})
+        exchanges.with_misfits([{}])
 
 
 def test_a_client_whose_held_out_samples_have_no_label_answers_with_zeros():
@@ -447,6 +598,44 @@ def test_without_a_label_in_what_is_held_out_there_is_no_rule():
     ]
     with pytest.raises(Unanswered, match="no training client has a held-out sample with a label"):
         exchanges.statistics()
+
+
+def test_without_the_players_of_newcomers_there_is_no_limit():
+    """They answer once, and others the second time: the limit of no newcomer would be −10."""
+    client = training_client()
+    exchanges = _Exchanges(Auto(alpha=0.5), client.initial, [Node(0, 50)])
+
+    def exchange(action, payloads, like):
+        expected = next(iter(like.values()))
+        answer = {name: np.zeros(a.shape) for name, a in expected.items()}
+        if "count" in answer:
+            answer["count"] += 3
+        return [update(0, answer)]
+
+    exchanges.strategy.exchange = exchange
+    with pytest.raises(Unanswered, match="no client that has played newcomers has answered"):
+        exchanges.with_misfits([{}])
+
+
+@pytest.mark.parametrize("place", [-1, 0, 1])
+def test_a_model_has_the_same_arrays_whatever_is_chosen(place):
+    """Its head has no bias: a saved model is loaded into the network of another choice."""
+    model = network()
+    torch.manual_seed(2)
+    model.head = torch.nn.Linear(model.head.in_features, 3, bias=False)
+    client = AutoClient(model, share(X, Y), held_out=0.75)
+    source, rule = source_of(client), rule_that_chooses(client, place)
+    source["prior"] = np.array([0.1, 0.2, 0.7], np.float32)
+    other = AutoClient(model, replace(share(X, Y), novel=True))
+    arrays = dict(client.initial)
+    arrays |= {f"source/{name}": a for name, a in source.items()}
+    arrays |= {f"rule/{name}": a for name, a in rule.arrays().items()}
+    other.receive(arrays, {})
+    z = other.predict(X.square())
+    served = other.personal_model(X)
+    assert served.head.bias.shape == (3,)
+    torch.testing.assert_close(served(X.square()), z, rtol=1e-4, atol=1e-5)
+    assert other.choice.name == ("none", "bbse", "bn16")[place + 1]
 
 
 def test_newcomers_are_played_before_they_are_asked_for():

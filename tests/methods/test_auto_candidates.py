@@ -38,7 +38,7 @@ def served(client, others, place):
     arrays = dict(client.initial)
     arrays |= {f"source/{name}": a for name, a in source_of(client).items()}
     arrays |= {f"rule/{name}": a for name, a in rule.arrays().items()}
-    model = network("convnet-bn" if client.norms else "convnet")
+    model = network("convnet-bn" if client.has_statistics else "convnet")
     novel = AutoClient(model, replace(share(X[:25], [0] * 25), novel=True),
                        candidates=client.candidates)  # fmt: skip
     novel.method_clients = {name: METHODS[name].client(model, novel.share) for name in others}
@@ -59,8 +59,8 @@ def test_a_method_among_the_candidates_predicts_as_alone(name, model):
     expected = alone.predict(x)
     case, views = novel.case(x)
     torch.testing.assert_close(views[name], expected)
-    assert [*views] == ["", *choice.views_of(bool(novel.norms), novel.names)]
-    assert case.evidence[0].shape[1] == choice.num_features(bool(novel.norms), novel.names) - 5
+    assert [*views] == ["", *choice.views_of(novel.has_statistics, novel.names)]
+    assert case.evidence[0].shape[1] == choice.num_features(novel.has_statistics, novel.names) - 5
     for key, tensor in novel.model.state_dict().items():
         np.testing.assert_array_equal(tensor.numpy(), client.initial[key])
     z = novel.predict(x)
@@ -105,6 +105,17 @@ def test_numbers_that_are_not_finite_change_nothing_and_another_shape_is_refused
     client.load(client.initial)
     with pytest.raises(ValueError, match=r"SHORT', which predicts .*\(40, 2\).*be \(40, 3\)"):
         client.predicted_by(short, X, torch.zeros(40, 3))
+
+
+def test_a_correction_that_changes_its_inputs_leaves_those_of_the_others_as_they_are():
+    """Twice the same correction, the second on inputs that the first has inverted, would cancel."""
+    (inverting,) = own("INVERTING")
+    client = auto_with([inverting], network(), candidates=inverting)
+    client.load(client.initial)
+    x = X.clone()
+    first = client.predicted_by(inverting, x, torch.zeros(40, 3))
+    assert torch.equal(x, X)
+    torch.testing.assert_close(client.predicted_by(inverting, x, torch.zeros(40, 3)), first)
 
 
 def test_a_correction_that_leaves_the_network_changed_changes_nothing_else():

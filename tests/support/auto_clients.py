@@ -26,7 +26,8 @@ def source_of(client, *, idle=0):
     """Statistics of one client's held-out samples, as the server makes them; so many `idle` clients
     answer with zeros."""
     strategy = Auto(alpha=0.5)
-    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    nodes = [Node(i, 50 + i) for i in range(1 + idle)]
+    exchanges = _Exchanges(strategy, client.initial, nodes)
     answer = {"moments": client.moments, "spread": client.spread}
 
     def exchange(action, payloads, like):
@@ -37,13 +38,14 @@ def source_of(client, *, idle=0):
         return [update(0, arrays), *(update(1 + i, zeros) for i in range(idle))]
 
     strategy.exchange = exchange
-    return exchanges.statistics()
+    source, _ = exchanges.statistics()
+    return source
 
 
 def rule_that_chooses(client, place, *, win_rate=0.9):
     """Any misfit is of label shift; the candidate at this place has that win rate, others none."""
     candidates, layers = len(client.names), len(client.blocks.sizes)
-    features = num_features(bool(client.norms), client.names) - 1
+    features = num_features(client.has_statistics, client.names) - 1
     calibration = np.zeros((2, candidates, 4))
     if place >= 0:
         calibration[:, place, 0] = win_rate

@@ -30,6 +30,13 @@ class Short(Client):
         return super().predict(x)[:, :2]
 
 
+class Inverting(Client):
+    """Inverts the inputs in place."""
+
+    def predict(self, x):
+        return super().predict(x.neg_().add_(1))
+
+
 class Infinite(Client):
     """Predicts no number for one input."""
 
@@ -64,6 +71,7 @@ def _correction(client):
 DOUBTING = _correction(Doubting)
 SHORT = _correction(Short)
 INFINITE = _correction(Infinite)
+INVERTING = _correction(Inverting)
 TRAINS = _correction(Trains)
 WRAPS = _correction(Wraps)
 SERVED = Method(FedGMA, Doubting, "a test", "a server of another method", name="served")

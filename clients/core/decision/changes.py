@@ -198,11 +198,14 @@ COLUMN_CHANGES: dict[str, Change] = {
 EVERY = ",".join(IMAGE_CHANGES | COLUMN_CHANGES)
 
 
-def named_changes(names: str, num_dimensions: int) -> list[Change]:
+def named_changes(names: str, num_dimensions: int, whole: bool = False) -> list[Change]:
     """The changes with these names, separated by commas, that inputs of a batch of so many
-    dimensions have, and all that are ``module:NAME``. Raises ValueError for an unknown name."""
+    dimensions have, and all that are ``module:NAME``. Inputs that are `whole` numbers, as tokens
+    are, have these alone. Raises ValueError for an unknown name."""
     known = IMAGE_CHANGES | COLUMN_CHANGES
     fitting = IMAGE_CHANGES if num_dimensions == 4 else COLUMN_CHANGES
+    if whole:
+        fitting = {}
     chosen: list[Change] = []
     for word in names.split(","):
         name = word.strip()

@@ -19,7 +19,9 @@ SHRINKAGE = 0.03  # weight of the identity in Σ_l, relative to the mean varianc
 SMALLEST = 1e-12  # variance and squared distance, so that a constant φ_l divides nothing by 0
 FITTED = (-3, -2)  # the blocks that decide q: the last layer, the softmax
 SOFTMAX = -2  # the block of the mean prediction
-MOST_SHARED = 16  # fits that the clients of a process share: one has d_l² numbers for each block
+# Fits that the clients of a process share: newcomers of three sizes in five folds. One has d_l²
+# numbers for each block.
+MOST_SHARED = 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class LabelShiftFit:
 
     def __init__(self, statistics: Statistics, n: int) -> None:
         self.statistics = statistics
+        self.n = n
         blocks = statistics.blocks
         within = blocks.matrices(statistics.within)
         between = blocks.matrices(statistics.between)
@@ -82,20 +85,19 @@ class LabelShiftFit:
         return np.array(misfits)
 
 
-_shared: dict[int, LabelShiftFit] = {}  # by n, the oldest first; all have the same statistics
+_shared: list[LabelShiftFit] = []  # the oldest first
 
 
 def shared_fit(statistics: Statistics, n: int) -> LabelShiftFit:
     """The fit of clients with n inputs. The clients of a process share the newest fits, since a
-    server sends all of them the same statistics."""
-    oldest = next(iter(_shared.values()), None)
-    if oldest is not None and not oldest.statistics.equals(statistics):
-        _shared.clear()
-    if n not in _shared:
-        if len(_shared) == MOST_SHARED:
-            del _shared[next(iter(_shared))]
-        _shared[n] = LabelShiftFit(statistics, n)
-    return _shared[n]
+    server sends the same statistics to all novel clients, and to all training clients of a fold."""
+    for fit in [*_shared]:  # a copy: other threads may serve other runs
+        if fit.n == n and fit.statistics.equals(statistics):
+            return fit
+    fit = LabelShiftFit(statistics, n)
+    _shared.append(fit)
+    del _shared[:-MOST_SHARED]
+    return fit
 
 
 def covariance(matrix: np.ndarray) -> np.ndarray:

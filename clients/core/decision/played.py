@@ -68,7 +68,7 @@ def newcomers(
     draw = np.random.default_rng(seed)
     labels = y.cpu().numpy()
     present = np.bincount(labels, minlength=num_classes) > 0
-    changer = Changer(x)
+    changer = Changer(x) if changes else None
     for _ in range(count):
         size = int(draw.choice(sizes))
         if draw.random() < UNCHANGED:
@@ -76,10 +76,10 @@ def newcomers(
         else:
             q = proportions(present, draw)
             rows = rows_of_proportions(labels, q, size, draw)
-        unchanged = draw.random() < UNCHANGED or not changes
+        unchanged = draw.random() < UNCHANGED or changer is None
         index = torch.from_numpy(rows).to(x.device)
         inputs = x[index]
-        if not unchanged:
+        if changer is not None and not unchanged:
             change = changes[int(draw.integers(len(changes)))]
             inputs = changer(change, inputs, draw)
         if len(rows) >= FEWEST:

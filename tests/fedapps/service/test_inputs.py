@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedapps.results.card import Card
 from fedapps.service.delivery import PersonalModel
-from fedapps.service.inputs import read_input_files, unlabeled
+from fedapps.service.inputs import read_input_files, read_inputs, unlabeled
 from partitions.datasets.loading import Info
 from partitions.shares import Samples, Share
 
@@ -33,6 +33,18 @@ def test_whole_numbers_are_as_stored_and_others_scaled_already():
         assert found.labels.tolist() == found.share.everything.y.tolist() == [-1, -1]
     picture = unlabeled(torch.from_numpy(ROWS), CARD, picture=True)
     assert seen(picture) == pytest.approx((ROWS / 255 - 0.5) / 0.25)
+
+
+def test_truth_values_are_0_and_1_wherever_they_come_from(tmp_path):
+    """(0 − ½)/¼ and (1 − ½)/¼, from a file, as an array, and in the delivered model. As whole
+    numbers of a scale of 16 they would be nearly black."""
+    truths = ROWS > 3
+    np.save(tmp_path / "x.npy", truths)
+    expected = (truths - 0.5) / 0.25
+    for given in (truths, torch.from_numpy(truths), tmp_path / "x.npy"):
+        assert seen(read_inputs(given, CARD)) == pytest.approx(expected)
+    model = PersonalModel(torch.nn.Identity(), CARD, {})
+    assert model(torch.from_numpy(truths)).numpy() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("factor", [1.0, -1 / 16, 1.5 / 16])

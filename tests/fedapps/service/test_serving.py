@@ -102,6 +102,25 @@ def test_nodes_are_served_once_and_again_when_data_or_run_change(folders, tmp_pa
     assert serve_once(restore_strategy(other, Nodes(other, own)), other).keys() == {0, 1}
 
 
+@pytest.mark.parametrize("method", ["auto", "bbse"])
+def test_a_novel_node_gets_the_same_whichever_training_nodes_are_there(method, folders, tmp_path):
+    """The rule and the confusion matrix are those of all training clients, not of the one that is
+    connected: what one training client can certify would refuse the rule's alpha."""
+    own = {"method": method, "partition": "dirichlet", "auto.alpha": 0.3, "auto.held-out": 0.6}
+    run_in_process(SMALL | own | {"output-dir": str(tmp_path / "run")})
+    run = fedapps.load(tmp_path / "run")
+    expected = run.serve(run.inputs(folders[3]))
+    if method == "auto":
+        assert "misfit" in expected.report()
+    strategy = restore_strategy(run, Nodes(run, places([folders[0], folders[3]], tmp_path)))
+    source = dict(strategy.source)
+    assert source
+    assert serve_once(strategy, run) == {i: SERVED.format(("training", "novel")[i]) for i in (0, 1)}
+    assert strategy.source == source
+    served = (tmp_path / "state-1" / "predictions.csv").read_text()
+    assert served == expected.predictions()
+
+
 def test_serve_round_chooses_the_model(folders, tmp_path, monkeypatch):
     """The last round's bias favours class 7 alone; the best round's model is as it was trained."""
     run = trained("fedavg", tmp_path / "run")

@@ -3,6 +3,7 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 import fedapps
 import partitions
+from fedapps.files import locked
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
 from partitions.inspect import export
@@ -33,7 +35,7 @@ COMMON |= {
 NORMED = {"model": "convnet-bn"}
 SETTINGS = {
     "atp": NORMED | {"atp.fedavg-rounds": 1},
-    "auto": NORMED | {"auto.alpha": 0.3, "auto.stream-inputs": 50},
+    "auto": NORMED | {"auto.alpha": 0.5, "auto.plays": 30, "auto.stream-inputs": 50},
     "bbse": {"bbse.predictions": "soft"},
     "bn-adapt": NORMED | {"bn-adapt.prior-samples": 100.0},
     "flowdup": {"flowdup.dimension": 50},
@@ -169,3 +171,20 @@ def test_the_command_goes_on_in_the_folder(run, novel, tmp_path):
     assert "holds no model.json; name a folder of a delivered model" in said
     for option in (("--round", "last"), ("--epsilon", "1")):
         assert "neither" in command(mine, tmp_path / "b.npy", "--update", *option, code=2)
+
+
+def test_two_commands_at_once_lose_no_update(run, novel, tmp_path):
+    """The second one waits until the first has written what it has learnt."""
+    np.save(tmp_path / "a.npy", novel[0][0].numpy())
+    finished, mine = run("tent"), tmp_path / "mine"
+    finished.personalize(tmp_path / "a.npy").save(mine)
+    words = ("personalize", mine, tmp_path / "a.npy", "--update")
+    second = Thread(target=invoke, args=words)
+    with locked(mine):
+        model = fedapps.load_personal(mine)
+        model.update(tmp_path / "a.npy")
+        second.start()
+        second.join(1)
+        model.save(mine)
+    second.join()
+    assert json.loads((mine / "report.json").read_text())["updates"] == 2
