@@ -6,7 +6,7 @@ what a model is adapted to for its public logits: `adapt_on` says it, in the aut
 that code: momentum begins anew in the digest and in the revisit; public batches are shuffled.
 
 η_outer is 0.3 by default, as in FedTTA here. With few local steps a round, the paper's 0.1 is too
-low for the consensus to learn the classes (docs/results/digits.md)."""
+low for the consensus to learn the classes."""
 
 import torch
 from torch import Tensor, nn
