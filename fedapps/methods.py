@@ -626,6 +626,7 @@ NAMED = {
         relative_cost=9.6,
         extends="fedmd",
         hidden_settings=("mu", "min-agreement", "digest-loss", *OWN_CLIPPING),
+        settings={"lr": 0.3},
         tasks=CLASS_PROBABILITIES,
         family=(TEST_TIME, DISTILLATION),
     ),

@@ -3,7 +3,10 @@
 Two sets of logits travel, the base and the personalized model's, Eq. (14). The paper leaves open
 what a model is adapted to for its public logits: `adapt_on` says it, in the authors' code
 "public-set". The mean over a batch replaces the sum over D_p, as in the other losses. Departs from
-that code: momentum begins anew in the digest and in the revisit; public batches are shuffled."""
+that code: momentum begins anew in the digest and in the revisit; public batches are shuffled.
+
+η_outer is 0.3 by default, as in FedTTA here. With few local steps a round, the paper's 0.1 is too
+low for the consensus to learn the classes."""
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +42,6 @@ class HeteroFedTTAClient(FedMDClient, FedTTAClient):
     ("own")."""
 
     tasks = CLASS_PROBABILITIES
-    lr = 0.1
     adapt_lr = 0.005
     adaptation_width = setting(
         0, "units of the adaptation model's hidden layers; 0: by size, Table 3", "[0, 4096]"
