@@ -82,9 +82,8 @@ def read_inputs(data: Data, card: Card) -> Inputs:
         raw = read_frame(data, Path("DataFrame"), True, card.label, card.task, notes, sizes)
         return _read(raw, Path("DataFrame"), card)
     x = torch.as_tensor(data)
-    if (
-        x.dtype == torch.bool and card.inputs != TOKENS
-    ):  # 0 and 1, as in files: no whole numbers of the dataset's scale
+    # Truth values are 0 and 1, as in files: no whole numbers of the dataset's scale.
+    if x.dtype == torch.bool and card.inputs != TOKENS:
         x = x.float()
     return unlabeled(x, card)
 

@@ -127,8 +127,8 @@ def jobs_of(methods, folder, config=FIVE, seeds=(0,)):
     return jobs
 
 
-def go(jobs):
-    run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
+def go(jobs, engine="in-process"):
+    run_jobs(jobs, engine, APPS, follow=lambda _: None)
 
 
 def without_time(value):
@@ -188,6 +188,22 @@ def test_methods_with_one_training_have_the_digits_that_they_have_alone(
         assert not job.error
         assert results(job.folder) == results(alone / job.name)
     assert not (tmp_path / FOLDER).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_every_engine_trains_once_and_gives_the_digits_alone(alone, engine, tmp_path):
+    jobs = jobs_of(["fedavg", "tent"], tmp_path)
+    go(jobs, engine)
+    shared = set()
+    for job in jobs:
+        assert not job.error
+        shared.add(job.config["training-dir"])
+        (ours, rounds), files = results(job.folder)
+        (theirs, rounds_alone), files_alone = results(alone / job.name)
+        assert ours.pop("engine") == engine and theirs.pop("engine") == "in-process"
+        assert ours == theirs and rounds == rounds_alone and files == files_alone
+    assert len(shared) == 1 and shared != {""}
 
 
 def test_a_killed_training_is_continued_by_the_next_method_and_by_itself(
