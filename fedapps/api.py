@@ -18,6 +18,7 @@ from fedapps.planning import (
     check_options,
     federation_line,
     keep_or_discard,
+    notes_lines,
     plan,
     prepare,
     read_request,
@@ -99,7 +100,7 @@ def run(
     keep_or_discard(work, output, fresh, yes=True)
     share_trainings(work)
     say(console, federation_line(work))
-    for line in trainings_lines(work):
+    for line in [*notes_lines(work), *trainings_lines(work)]:
         say(console, line)
     ray = bool(ray_address or gpus_per_client)
     engine, parallel = choose(console, work, engine, jobs, {}, ray=ray)

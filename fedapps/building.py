@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -351,6 +352,18 @@ def size_note(config: Config) -> str:
         f"{usual / 1e6:.2g} million of {model}: {largest} alone {sizes[largest] / 1e6:.3g} "
         "million; rounds take longer, and so do messages"
     )
+
+
+def method_notes(config: Config) -> list[str]:
+    """What the method says of its network and of the training clients' data; see `Client.notes`."""
+    method = str(config["method"])
+    client = METHODS[method].client
+    values = settings(config, method)
+    model, _ = method_model(method, config, partitions.task(config))
+    federation = partitions.federation(with_public(config, method))
+    shares = (federation.share(int(number)) for number in np.flatnonzero(~federation.novel))
+    arguments = {name: values[name] for name in taken(client.notes) if name in values}
+    return client.notes(model, shares, **arguments)
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

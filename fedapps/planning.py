@@ -486,6 +486,18 @@ def size_lines(work: "list[Job]") -> list[str]:
     return [note for note in notes if note]
 
 
+def notes_lines(work: "list[Job]") -> list[str]:
+    """What the methods say before they begin: of auto the candidates that its network lacks."""
+    from fedapps.building import method_notes
+
+    by_method = {job.method: job for job in work if not job.done}  # one job of each
+    methods_of: dict[str, list[str]] = {}  # by the note
+    for method, job in by_method.items():
+        for note in method_notes(job.config):
+            methods_of.setdefault(note, []).append(method)
+    return [f"{', '.join(methods)}: {note}" for note, methods in methods_of.items()]
+
+
 def prepare(console: Console, work: "list[Job]", output: Path, source: str) -> None:
     """Create the folder of results. Print the round at which each begun run continues, and the
     checkpoints that runs cannot resume from."""

@@ -5,7 +5,7 @@ local SGD (`clients.core.sgd`), scoring (`clients.core.evaluation`) and the keys
 messages (`clients.core.protocol`)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -304,6 +304,16 @@ class Client(Configured, NumPyClient):
         An override may take settings of the method by keyword. Torch's seed is set before the
         call, so server and clients start from the same arrays."""
         return model
+
+    @classmethod
+    def notes(
+        cls, network: nn.Module, shares: Iterable[Share], /, *args: Any, **settings: Any
+    ) -> list[str]:
+        """What `fedapps run` says before a run of the method begins, such as what this network does
+        not allow; `network` is that of `build`, `shares` are the training clients'.
+
+        An override may take settings of the method by keyword."""
+        return []
 
     @classmethod
     def uses_head(cls, values: Mapping[str, Any], /) -> bool:

@@ -93,12 +93,17 @@ class HoldingOut(Client):
         train = self.share.train
         self.held: Samples = train
         n = len(train)
-        count = min(round(self.held_out * n), n - 1)
-        if count > 0 and not self.share.novel:
+        count = self.num_held_out(n, self.held_out)
+        if count and not self.share.novel:
             rows = torch.arange(count) * n // count
             rest = torch.ones(n, dtype=torch.bool).index_fill(0, rows, False)
             self.held = replace(train, index=train.index[rows])
             self.share = replace(self.share, train=replace(train, index=train.index[rest]))
+
+    @staticmethod
+    def num_held_out(n: int, held_out: float) -> int:
+        """How many of n training samples a client holds out."""
+        return max(min(round(held_out * n), n - 1), 0)
 
 
 def batch_norms(model: nn.Module) -> dict[str, Norm]:

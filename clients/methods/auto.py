@@ -12,7 +12,7 @@ as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is F
 
 In a stream each update decides anew, for its inputs together with the newest ones before them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -48,6 +48,7 @@ from clients.core.decision.choice import (
     cases_to_arrays,
     decide,
     methods_among,
+    names_in,
     num_features,
     word_of,
 )
@@ -86,7 +87,7 @@ from fedapps.common.settings import setting
 from fedapps.common.tasks import CLASSES
 from partitions.datasets.description import TOKENS
 from partitions.datasets.loading import Info
-from partitions.shares import labeled_rows
+from partitions.shares import Share, labeled_rows
 
 SOURCE = "source"  # group of arrays: statistics of the training clients' samples
 RULE = "rule"  # group of arrays: the numbers of the rule
@@ -166,6 +167,36 @@ class AutoClient(HoldingOut):
                 f"{tuple(info.shape)}; those that do: {able}"
             )
         return model
+
+    @classmethod
+    def notes(
+        cls, network: nn.Module, shares: Iterable[Share], /, *,
+        model: str, candidates: str, held_out: float,
+    ) -> list[str]:  # fmt: skip
+        """That nobody can play newcomers, and which candidates the network leaves out."""
+        lines = []
+        if not any(cls.can_play(len(share.train), held_out) for share in shares):
+            lines.append(
+                f"no training client holds out {SIZES[0]} samples, so all clients keep FedAvg's "
+                "model; raise auto.held-out, or take fewer clients or more samples"
+            )
+        able = candidates_of(candidates, bool(batch_norms(network)))
+        left_out = [name for name in names_in(candidates) if name not in able]
+        if left_out:
+            verb = "needs" if len(left_out) == 1 else "need"
+            lines.append(
+                f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} batch "
+                f"normalisation, which {model} lacks"
+            )
+        return lines
+
+    @classmethod
+    def can_play(cls, n: int, held_out: float) -> bool:
+        """Whether a client with n training samples plays newcomers; see `HoldingOut`."""
+        count = cls.num_held_out(n, held_out)
+        if not count:
+            count = n
+        return count >= SIZES[0]
 
     # Serving
 

@@ -18,6 +18,7 @@ from fedapps.planning import (
     data_line,
     federation_line,
     keep_or_discard,
+    notes_lines,
     plan,
     prepare,
     read_request,
@@ -80,7 +81,7 @@ def run(
             say(console, federation_line(work))
             if about_data := data_line(work):
                 say(console, about_data)
-            for line in [*size_lines(work), *trainings_lines(work)]:
+            for line in [*size_lines(work), *notes_lines(work), *trainings_lines(work)]:
                 say(console, line)
             measured: Measured = {}
             used, parallel = choose(

@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
-from fedapps.building import client_settings, size_note
+from fedapps.building import client_settings, method_notes, size_note
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.context import SIMULATED, SIMULATION
@@ -78,3 +78,22 @@ def test_an_encoder_far_larger_than_the_network_is_said():
     )
     assert size_note(config | {"method": "fedavg"}) == ""
     assert size_note(config | {"dataset": "digits", "model": "mlp"}) == ""  # both are small
+
+
+def test_what_auto_cannot_choose_is_said_before_a_run():
+    """20 clients of the digits would hold out 15 samples each; five hold out 59."""
+    config = defaults() | {"method": "auto", "num-clients": 20, "auto.alpha": 0.5}
+    few = (
+        "no training client holds out 20 samples, so all clients keep FedAvg's model; raise "
+        "auto.held-out, or take fewer clients or more samples"
+    )
+    lacking = "candidates none, bbse; bn16 needs batch normalisation, which mlp lacks"
+    assert method_notes(config) == [few, lacking]
+    enough = config | {"num-clients": 5}
+    assert method_notes(enough) == [lacking]
+    assert method_notes(enough | {"model": "convnet-bn"}) == []
+    own_samples = config | {"auto.held-out": 0.0, "auto.candidates": "bn0,bn64,bbse"}
+    assert method_notes(own_samples) == [
+        "candidates none, bbse; bn0, bn64 need batch normalisation, which mlp lacks"
+    ]
+    assert method_notes(config | {"method": "bbse"}) == []

@@ -51,8 +51,10 @@ def test_the_federation_is_printed_before_a_run_and_a_dry_run_writes_nothing(tmp
     news = r"fedavg-seed0  round (\d)/2  loss \d\.\d{3}  training [\d.]+ %  novel [\d.]+ %\n"
     assert re.findall(news, said) == ["1", "2"]
     before = sorted(tmp_path.rglob("*"))
-    more = ["--methods", "fedavg,tent", "--dry-run", "--output", tmp_path]
+    more = ["--methods", "fedavg,tent,auto", "auto.alpha=0.5", "--dry-run", "--output", tmp_path]
     said = invoke("run", *SMALL, "lr=0.3", *more).output
+    note = "auto: candidates none, bbse; bn16 needs batch normalisation, which mlp lacks"
+    assert note in " ".join(said.split())
     assert re.search(r"fedavg-seed0 │ +finished │ +2 │ +– │", said)
     assert re.search(r"tent-seed0 │ +new │ +2 │ 0:00:\d\d │ +\d\.\d GiB", said)
     assert "rounds=2" in said and "factor of 2" in said
