@@ -1,6 +1,7 @@
 """pFedHN: its update against the gradient of its surrogate, computed by brute force; sizes, fixed
 descriptors, novel labeled clients, joins and leaves, saved models."""
 
+import math
 from copy import deepcopy
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from small_runs import SMALL, federate, share, states
 from torch import nn
 
 from clients.core.arrays import from_record, group, model_arrays, to_record
+from clients.core.evaluation import score_samples
 from clients.methods.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.models import build_model
 from fedapps.clientapp import app
@@ -627,15 +629,18 @@ def test_logits_of_foreign_classes_are_minus_infinity():
     torch.testing.assert_close(one.loss(torch.ones(1, 3), torch.tensor([4])), expected)
 
 
-def test_a_clients_classes_are_those_of_all_that_it_holds():
-    """Class 4 is among its validation samples alone, and scored; a few shots are all that a novel
-    client shows."""
-    held = share(np.ones((4, 3), np.float32), [4, 1, 1, 2], validation=[0])
-    held = replace(held, train=replace(held.train, index=torch.tensor([1, 2, 3])))
-    for shots, classes in ((0, [1, 2, 4]), (1, [1, 2])):
-        model = build_model("mlp-small", (3,), 6, 0)
-        one = PFedHNPCClient(model, replace(held, shots=shots), local_classes=True)
-        assert one.classes.tolist() == classes
+def test_a_clients_classes_are_those_of_its_training_labels():
+    """Class 4 is among its validation samples alone: it is never predicted, so that sample is
+    wrong. One training sample has no label."""
+    held = share(np.ones((5, 3), np.float32), [4, 1, 1, 2, -1], validation=[0])
+    held = replace(held, train=replace(held.train, index=torch.tensor([1, 2, 3, 4])))
+    model = build_model("mlp-small", (3,), 6, 0)
+    one = PFedHNPCClient(model, held, local_classes=True)
+    assert one.classes.tolist() == [1, 2]
+    loss, count, scores = score_samples(one, held.validation)
+    assert (loss, count, scores["accuracy"]) == (math.inf, 1, 0.0)
+    nothing = replace(held, train=replace(held.train, index=torch.tensor([4])))
+    assert PFedHNPCClient(model, nothing, local_classes=True).classes is None
 
 
 def test_a_folder_without_a_model_is_refused():
