@@ -2,8 +2,13 @@
 
 pFedHN works with any client. This one can also describe itself by its class proportions. If novel
 clients train on labels, it scores them on held-out samples. pFedHN-PC keeps the classifier ω_i, the
-last linear layer, on the client. Departs from the authors' code, in which the classifier's momentum
-persists over rounds and heads start from different weights."""
+last linear layer, on the client.
+
+As in the authors' code, local gradients are clipped at 50. Their code draws the batch of each local
+step anew, as with `batch_draws` = "independent". Departs from it in pFedHN-PC: the classifier's
+momentum is cleared in each round, its gradient is clipped together with the network's, and all
+classifiers start from the same weights. There the momentum persists, and the classifier is not
+clipped."""
 
 from copy import deepcopy
 from typing import Any, ClassVar

@@ -643,6 +643,22 @@ def test_a_clients_classes_are_those_of_its_training_labels():
     assert PFedHNPCClient(model, nothing, local_classes=True).classes is None
 
 
+def test_a_classifiers_momentum_is_cleared_in_each_round_and_its_gradient_clipped_with_the_rest():
+    """The gradient of inputs of 10⁴ is longer than 50: the only step of each round has the length
+    lr · 50 over all arrays. A momentum that persisted would give the second round up to 1.9 times
+    that."""
+    model = build_model("mlp-small", (3,), 2, 0)
+    held = share(np.full((4, 3), 1e4, np.float32), [0, 1, 1, 1])
+    one = PFedHNPCClient(model, held, lr=1e-4, weight_decay=0.0, local_steps=1, batch_size=4)
+    for round_ in (1, 2):
+        before = {name: array.copy() for name, array in model_arrays(model, ()).items()}
+        one.fit_locally({"server-round": round_})
+        moved = [array - before[name] for name, array in model_arrays(model, ()).items()]
+        length = math.sqrt(sum(float(np.square(m, dtype=np.float64).sum()) for m in moved))
+        assert length == pytest.approx(50e-4, rel=1e-3)
+    assert np.abs(moved[-1]).max() > 0  # the head's
+
+
 def test_a_folder_without_a_model_is_refused():
     with pytest.raises(ValueError, match="holds no model"):
         run(None, defaults() | {"method": "pfedhn", "from-dir": "/nowhere"})
