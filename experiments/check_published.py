@@ -9,7 +9,8 @@ paper states, or the authors' program where it differs. Any other value has its 
     released = "…"                # the file takes nothing from the authors' program
 
 Every row and every column of a table is in some experiment, unless the table's file says why not
-(`without-experiment`). A reason that nothing needs is refused. The exit code is 1 for a problem."""
+(`without-experiment`). Other files of a paper's folder are held to `LIMITS` alone. A reason that
+nothing needs is refused. The exit code is 1 for a problem."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,7 @@ from fedapps.settings.published_tables import (
 from fedapps.settings.variants import Variant
 from partitions.datasets.description import NO_SCALING
 
-# Limits of clients' influence, which no paper has.
+# Limits of clients' influence, also on the choice of the round. No paper has one.
 LIMITS = {
     "selection-mean": "plain",
     "protect": False,
@@ -218,10 +219,31 @@ class Check:
         return lines
 
 
-def problems_of(experiment: Experiment) -> list[str]:
-    """What departs from the experiment's tables without a reason, and reasons without a use."""
+def papers() -> set[str]:
+    """The folders of the papers."""
+    return {table.partition("/")[0] for table in published_tables(experiments_root())}
+
+
+def limited(experiment: Experiment) -> dict[str, str]:
+    """What departs from `LIMITS`, by key."""
+    found: dict[str, str] = {}
+    for run in runs_of(experiment):
+        for key, value in LIMITS.items():
+            actual = effective(run.config, key)
+            if actual != value:
+                found[key] = f"{key} of {run.method} is {actual}; the paper has {value}"
+    return found
+
+
+def problems_of(experiment: Experiment, paper: str = "") -> list[str]:
+    """What departs from the experiment's tables, or from `LIMITS` where it names no table and is of
+    a `paper`, without a reason; and reasons without a use."""
     found: list[str] = []
     used: set[str] = set()
+    if paper in papers() and not experiment.tables:
+        departs = limited(experiment)
+        used = departs.keys() & experiment.reasons.keys()
+        found = [text for key, text in departs.items() if key not in used]
     for table in experiment.tables:
         check = Check(experiment, table)
         found += check.problems
@@ -259,7 +281,7 @@ def all_problems(names: list[str]) -> list[str]:
     read = {name: read_experiment(name) for name in names or experiments()}
     found: list[str] = []
     for name, experiment in read.items():
-        for problem in problems_of(experiment):
+        for problem in problems_of(experiment, paper=name.partition("/")[0]):
             found.append(f"{name}: {problem}")
     if not names:
         found += uncovered(read)

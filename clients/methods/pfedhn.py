@@ -2,8 +2,13 @@
 
 pFedHN works with any client. This one can also describe itself by its class proportions. If novel
 clients train on labels, it scores them on held-out samples. pFedHN-PC keeps the classifier ω_i, the
-last linear layer, on the client. Departs from the authors' code, in which the classifier's momentum
-persists over rounds and heads start from different weights."""
+last linear layer, on the client.
+
+As in the authors' code, local gradients are clipped at 50. Their code draws the batch of each local
+step anew, as with `batch_draws` = "independent". Departs from it in pFedHN-PC: the classifier's
+momentum is cleared in each round, its gradient is clipped together with the network's, and all
+classifiers start from the same weights. There the momentum persists, and the classifier is not
+clipped."""
 
 from copy import deepcopy
 from typing import Any, ClassVar
@@ -19,7 +24,7 @@ from clients.models.head import head_of
 from fedapps.common.settings import ROUNDS, setting
 from fedapps.common.tasks import ALL_TASKS, CLASSES, ForTasks
 from partitions.datasets.readers.raw import UNLABELED
-from partitions.shares import Samples, Share
+from partitions.shares import Share
 
 NOVEL_ROUNDS = setting(
     0, "extra rounds after `rounds`, in which only novel clients train their embeddings", ROUNDS
@@ -48,7 +53,8 @@ class PFedHNClient(Client):
             raise ValueError(
                 "this client has no labels to train on, and class proportions would describe it"
             )
-        counts = torch.bincount(labels(self.share, "train"), minlength=self.num_classes())
+        y = self.share.train.labels().cpu()
+        counts = torch.bincount(y, minlength=self.num_classes())
         return {"descriptor": (counts / counts.sum()).float().numpy()}, {}
 
     def num_classes(self) -> int:
@@ -67,8 +73,11 @@ class PFedHNClient(Client):
 class PFedHNPCClient(PFedHNClient):
     """pFedHN-PC: the classifier is personal, trained with the rest, and kept between rounds.
 
-    With `local_classes` it has one output for each class that the client has samples of, also of
-    those that it is only scored on."""
+    With `local_classes` it has one output for each class of the client's training labels. A sample
+    of another class, which only validation or test samples have, is never right, and its loss is
+    infinite. In the authors' code each classifier has an output for each class of the dataset, and
+    one without training samples is no target of any step, either. A client without training labels
+    keeps all outputs."""
 
     needs_head = True
     personal = ("head.",)
@@ -77,15 +86,15 @@ class PFedHNPCClient(PFedHNClient):
     tasks = ALL_TASKS
     settings_for_tasks: ClassVar = {"local_classes": ForTasks((CLASSES,), False)}
 
-    local_classes = setting(False, "one output for each class that the client has samples of")
+    local_classes = setting(False, "one output for each class of the client's training labels")
 
     def __init__(self, model: nn.Module, share: Share, *args: Any, **options: Any) -> None:
         self.classes: Tensor | None = None  # the client's classes, ascending
         head = head_of(model)
         self._num_classes = head.out_features
-        if options.get("local_classes", self.local_classes):
-            y = labels(share, "train" if share.shots else "everything")
-            self.classes = y[y != UNLABELED].unique()
+        own = trained_classes(share) if options.get("local_classes", self.local_classes) else None
+        if own is not None and len(own):
+            self.classes = own
             model = deepcopy(model)  # clients of a process share one network
             model.head = nn.Linear(head.in_features, len(self.classes), bias=head.bias is not None)
             initial = dict(options.get("initial") or {})
@@ -131,7 +140,7 @@ class PFedHNPCClient(PFedHNClient):
         return model
 
 
-def labels(share: Share, part: str) -> Tensor:
-    """The labels (n,) of a part of the share."""
-    samples: Samples = getattr(share, part)
-    return samples.labels().cpu()
+def trained_classes(share: Share) -> Tensor:
+    """The classes of the training labels, ascending; no other label of the client is read."""
+    y = share.train.labels().cpu()
+    return y[y != UNLABELED].unique()

@@ -6,6 +6,10 @@ names. A client whose property ``model`` names one of `models` gets that network
 ½‖θ̃_i − h(v_i; φ)‖² gives the sign here. A round has any number of clients: φ follows the mean of
 their gradients. An embedding moves only when its client replies; in the authors' code momentum and
 weight decay also move those of clients that were not sampled, as with `moved_embeddings` = "all".
+Their Adam has no weight decay; with `server_optimizer` = "adam" that is `server_weight_decay` = 0.
+Each of their local steps draws its batch anew, as with `batch_draws` = "independent"; the default
+are passes. They clip local gradients at 50, as `local_clip_norm` does here by default.
+
 Only trainable weights are generated; buffers are averaged on the server (see
 `strategies.methods._generated_networks`)."""
 

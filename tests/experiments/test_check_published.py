@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from experiments import check_published
-from experiments.check_published import Check, of_method, problems_of, runs_of, uncovered
+from experiments.check_published import (
+    Check,
+    of_method,
+    papers,
+    problems_of,
+    runs_of,
+    uncovered,
+)
 from fedapps.results.published import SCORE_COLUMNS, Published
 from fedapps.settings.config import effective
 from fedapps.settings.experiments import (
@@ -31,11 +38,25 @@ OF_PAPERS = sorted(
     for name, file in experiments().items()
     if re.search(r"^published = ", file.read_text("utf-8"), re.M)
 )
+PAPERS = papers()
+IN_PAPERS_FOLDERS = sorted(name for name in experiments() if name.partition("/")[0] in PAPERS)
 
 
-@pytest.mark.parametrize("name", OF_PAPERS)
+@pytest.mark.parametrize("name", IN_PAPERS_FOLDERS)
 def test_every_setting_of_an_experiment_is_the_papers_or_has_its_reason(name):
-    assert problems_of(read_experiment(name)) == []
+    assert problems_of(read_experiment(name), paper=name.partition("/")[0]) == []
+
+
+def test_an_experiment_of_a_papers_folder_without_a_table_limits_no_client():
+    asked = read_experiment("odpfl_hn/two-phase")
+    changed = replace(asked, settings=asked.settings | {"selection-mean": "trimmed"})
+    (line,) = problems_of(changed, paper="odpfl_hn")
+    assert line == "selection-mean of odpfl-hn is trimmed; the paper has plain"
+    assert problems_of(changed, paper="unseen") == []
+    explained = replace(changed, reasons={"selection-mean": "for a reason"})
+    assert problems_of(explained, paper="odpfl_hn") == []
+    lines = problems_of(replace(asked, reasons={"selection-mean": "none"}), paper="odpfl_hn")
+    assert lines == ["[reasons] has selection-mean, which needs none"]
 
 
 def test_every_row_and_every_column_of_the_papers_is_in_an_experiment():

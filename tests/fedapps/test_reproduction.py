@@ -1,6 +1,8 @@
 """`fedapps reproduce`: which experiments run a table, the check of its data, and the comparison."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from dataset_files import idx_pairs
@@ -10,6 +12,8 @@ from small_runs import fedapps
 from fedapps.reproduction import as_table, check_facts, measured, parts_of, requested
 from fedapps.results.method_code import essence
 from fedapps.results.runs import read_runs
+from fedapps.settings.experiments import experiments_root
+from fedapps.settings.published_tables import read_table
 
 LIMITS = {"dataset": "mnist", "partition": "pathological"}
 
@@ -140,6 +144,28 @@ def test_a_table_runs_continues_and_is_written(tmp_path, monkeypatch):
     assert len(cell["code"]) == 12
     assert "ODPFL-HN" in (tmp_path / "out" / "table.md").read_text("utf-8")
     assert "finished" in fedapps(*words, "--dry-run")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (Path(os.environ.get("FEDAPPS_DATA_DIR", "/nowhere")) / "mnist").is_dir(),
+    reason="real MNIST is not there",
+)
+def test_two_rounds_of_fedttas_table_1_have_all_fourteen_rows(tmp_path):
+    """Each row has training and new clients. FedPer runs, too, and has no row in the paper."""
+    words = ["reproduce", "fedtta/table1", "--data", "mnist", "--rounds", "2", "--seeds", "0"]
+    fedapps(*words, "--engine", "in-process", "--jobs", "1", "--output", str(tmp_path))
+    cells = json.loads((tmp_path / "reproduced.json").read_text("utf-8"))["cells"]
+    rows = read_table("fedtta/table1", experiments_root())["rows"]
+    assert len(rows) == 14
+    scores = ("train-accuracy", "novel-accuracy")
+    found = sorted((cell["row"], cell["score"]) for cell in cells)
+    assert found == sorted((row, score) for row in rows for score in scores)
+    for cell in cells:
+        assert (cell["dataset"], cell["rounds"], cell["seeds"]) == ("mnist", 2, [0])
+        assert 0 < cell["value"] < 100
+    table = (tmp_path / "table.md").read_text("utf-8")
+    assert all(table.count(f"| {title} |") == 2 for title in rows.values())
 
 
 def test_the_version_of_a_method_is_that_of_its_statements():

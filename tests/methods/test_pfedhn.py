@@ -1,6 +1,7 @@
 """pFedHN: its update against the gradient of its surrogate, computed by brute force; sizes, fixed
 descriptors, novel labeled clients, joins and leaves, saved models."""
 
+import math
 from copy import deepcopy
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from small_runs import SMALL, federate, share, states
 from torch import nn
 
 from clients.core.arrays import from_record, group, model_arrays, to_record
+from clients.core.evaluation import score_samples
 from clients.methods.pfedhn import PFedHNClient, PFedHNPCClient
 from clients.models import build_model
 from fedapps.clientapp import app
@@ -627,15 +629,34 @@ def test_logits_of_foreign_classes_are_minus_infinity():
     torch.testing.assert_close(one.loss(torch.ones(1, 3), torch.tensor([4])), expected)
 
 
-def test_a_clients_classes_are_those_of_all_that_it_holds():
-    """Class 4 is among its validation samples alone, and scored; a few shots are all that a novel
-    client shows."""
-    held = share(np.ones((4, 3), np.float32), [4, 1, 1, 2], validation=[0])
-    held = replace(held, train=replace(held.train, index=torch.tensor([1, 2, 3])))
-    for shots, classes in ((0, [1, 2, 4]), (1, [1, 2])):
-        model = build_model("mlp-small", (3,), 6, 0)
-        one = PFedHNPCClient(model, replace(held, shots=shots), local_classes=True)
-        assert one.classes.tolist() == classes
+def test_a_clients_classes_are_those_of_its_training_labels():
+    """Class 4 is among its validation samples alone: it is never predicted, so that sample is
+    wrong. One training sample has no label."""
+    held = share(np.ones((5, 3), np.float32), [4, 1, 1, 2, -1], validation=[0])
+    held = replace(held, train=replace(held.train, index=torch.tensor([1, 2, 3, 4])))
+    model = build_model("mlp-small", (3,), 6, 0)
+    one = PFedHNPCClient(model, held, local_classes=True)
+    assert one.classes.tolist() == [1, 2]
+    loss, count, scores = score_samples(one, held.validation)
+    assert (loss, count, scores["accuracy"]) == (math.inf, 1, 0.0)
+    nothing = replace(held, train=replace(held.train, index=torch.tensor([4])))
+    assert PFedHNPCClient(model, nothing, local_classes=True).classes is None
+
+
+def test_a_classifiers_momentum_is_cleared_in_each_round_and_its_gradient_clipped_with_the_rest():
+    """The gradient of inputs of 10⁴ is longer than 50: the only step of each round has the length
+    lr · 50 over all arrays. A momentum that persisted would give the second round up to 1.9 times
+    that."""
+    model = build_model("mlp-small", (3,), 2, 0)
+    held = share(np.full((4, 3), 1e4, np.float32), [0, 1, 1, 1])
+    one = PFedHNPCClient(model, held, lr=1e-4, weight_decay=0.0, local_steps=1, batch_size=4)
+    for round_ in (1, 2):
+        before = {name: array.copy() for name, array in model_arrays(model, ()).items()}
+        one.fit_locally({"server-round": round_})
+        moved = [array - before[name] for name, array in model_arrays(model, ()).items()]
+        length = math.sqrt(sum(float(np.square(m, dtype=np.float64).sum()) for m in moved))
+        assert length == pytest.approx(50e-4, rel=1e-3)
+    assert np.abs(moved[-1]).max() > 0  # the head's
 
 
 def test_a_folder_without_a_model_is_refused():
