@@ -17,7 +17,7 @@ from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from experiments.tutorials import FOLDER, cells, execute
+from experiments.tutorials import FOLDER, execute
 from fedapps.results.runs import read_runs
 from fedapps.results.table import results as results_table
 
@@ -126,11 +126,10 @@ def screenshot(report: Path, image: Path, width: int, height: int) -> None:
 
 def tutorial_figures(page: Path) -> None:
     """The figures that the cells of a tutorial draw, under the names that the page gives them."""
-    text = page.read_text("utf-8")
-    names = re.findall(r"\(\.\./figures/(\S+\.png)\)", text)
     # Shell cells are not executed here, so what follows them would lack their files.
-    has_shell_cell = any(kind == "sh" for kind, _, _ in cells(text))
-    if not names or has_shell_cell:
+    text = page.read_text("utf-8").partition("\n```sh\n")[0]
+    names = re.findall(r"\(\.\./figures/(\S+\.png)\)", text)
+    if not names:
         return
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

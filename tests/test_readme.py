@@ -80,8 +80,8 @@ def test_every_command_of_the_pages_parses(page, words, tmp_path, monkeypatch):
     folders that it names exist."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results" / "fedtta++-seed0").mkdir(parents=True)
-    for folder in ("photos", "mine", "results/tent-seed0"):
-        (tmp_path / folder).mkdir(exist_ok=True)
+    for folder in ("photos", "mine", "results/tent-seed0", "deciding/auto-seed0"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     at, group = "fedapps", typer.main.get_command(cli)
     context = group.make_context(at, list(words))
     while hasattr(group, "commands"):

@@ -159,6 +159,7 @@ def decisions(runs: "DataFrame") -> "Figure":
 
     Raises ValueError for runs without choices."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import SymmetricalLogLocator
 
     dots = decisions_of(runs)
     dots = dots[dots.limit > 0].dropna(subset="misfit")
@@ -175,15 +176,17 @@ def decisions(runs: "DataFrame") -> "Figure":
             group = dots[dots.chosen == chosen].dropna(subset=name)
             look = style | {"linestyle": "none", "label": shown(chosen)}
             axis.plot(group.misfit / group.limit, group[name], alpha=0.7, **look)
-        axis.axvline(1.0, color=BLACK, linewidth=1, linestyle=":")
+        axis.axvline(1.0, color=BLACK, linewidth=1, linestyle=":", label="T = t")
         axis.axhline(0.0, color=BLACK, linewidth=1, alpha=0.3)
         # Clients with other inputs lie far above 1, those without shift around 0.
         axis.set_xscale("symlog", linthresh=1.0)
+        axis.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0, subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.set(xlabel="T / t", title=gains[name])
+        axis.set_xlim(left=min(0.0, (dots.misfit / dots.limit).min()))
+        axis.set(xlabel="T / t: distance from mixtures of the classes", title=gains[name])
         axis.grid(alpha=0.3)
     panels[0].set_ylabel("gain in points")
-    _legend(figure, axes)
+    _legend(figure, axes, title="choice")
     return figure
 
 
@@ -348,7 +351,7 @@ def _axis_label(key: str) -> str:
     return f"{name} in the labels' unit" if score.in_units else name
 
 
-def _legend(figure: "Figure", axes: Mapping[str, "Axes"]) -> None:
+def _legend(figure: "Figure", axes: Mapping[str, "Axes"], title: str = "") -> None:
     """One legend below all panels, with as many columns as the figure has room for."""
     lines: dict[str, Any] = {}
     for axis in axes.values():
@@ -361,7 +364,7 @@ def _legend(figure: "Figure", axes: Mapping[str, "Axes"]) -> None:
     # A legend's width is known only once it is made.
     for columns in (4, 3, 2, 1):
         legend = figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False
+            handles, labels, title=title, loc="outside lower center", ncols=columns, frameon=False
         )
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return

@@ -69,13 +69,19 @@ def test_without_labels_the_measured_gain_is_unknown(tmp_path):
 
 def test_a_dot_stands_at_its_misfit_and_its_gain(tmp_path):
     run = decided(tmp_path / "runs", KEPT, GAINED, HARMED)
-    expected, measured = decisions(read_runs(run)[0]).axes
+    figure = decisions(read_runs(run)[0])
+    expected, measured = figure.axes
     none, bbse = measured.lines[:2]
     assert (none.get_label(), bbse.get_label()) == ("none", "bbse")
     assert none.get_xydata().tolist() == [[2, 0]]
     assert bbse.get_xydata().tolist() == [[0.4, 25], [0.8, -25]]
     assert expected.lines[1].get_xydata().tolist() == [[0.4, 12.5], [0.8, 6.25]]
     assert none.get_color() != bbse.get_color() and none.get_marker() != bbse.get_marker()
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "choice"
+    assert [text.get_text() for text in legend.get_texts()] == ["none", "bbse", "T = t"]
+    ticks = [tick for tick in measured.get_xticks() if tick <= 2]
+    assert ticks == [0, 1, 2] and measured.get_xlim()[0] == 0
     output = tmp_path / "decisions.svg"
     fedapps("plot", run, "decisions", "--output", output)
     assert output.read_text().count("<svg") == 1
