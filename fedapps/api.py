@@ -15,10 +15,10 @@ from fedapps.common.signals import sigterm_raises
 from fedapps.console import make_console, say
 from fedapps.engines import run as engines
 from fedapps.planning import (
+    caveat_lines,
     check_options,
     federation_line,
     keep_or_discard,
-    notes_lines,
     plan,
     prepare,
     read_request,
@@ -100,7 +100,7 @@ def run(
     keep_or_discard(work, output, fresh, yes=True)
     share_trainings(work)
     say(console, federation_line(work))
-    for line in [*notes_lines(work), *trainings_lines(work)]:
+    for line in [*caveat_lines(work), *trainings_lines(work)]:
         say(console, line)
     ray = bool(ray_address or gpus_per_client)
     engine, parallel = choose(console, work, engine, jobs, {}, ray=ray)

@@ -354,16 +354,17 @@ def size_note(config: Config) -> str:
     )
 
 
-def method_notes(config: Config) -> list[str]:
-    """What the method says of its network and of the training clients' data; see `Client.notes`."""
+def method_caveats(config: Config) -> list[str]:
+    """What the method says of its network and of the training clients' data, see
+    `Client.caveats`."""
     method = str(config["method"])
     client = METHODS[method].client
     values = settings(config, method)
     model, _ = method_model(method, config, partitions.task(config))
     federation = partitions.federation(with_public(config, method))
     shares = (federation.share(int(number)) for number in np.flatnonzero(~federation.novel))
-    arguments = {name: values[name] for name in taken(client.notes) if name in values}
-    return client.notes(model, shares, **arguments)
+    arguments = {name: values[name] for name in taken(client.caveats) if name in values}
+    return client.caveats(model, shares, **arguments)
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

@@ -697,6 +697,8 @@ def corrections() -> list[str]:
 def chosen_from(method: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """The methods that the clients of `method` choose from, by its setting `Method.chooses_by`.
     Raises ValueError for a name that is none."""
+    if method not in METHODS and not is_reference(method):
+        return ()  # a name of results, such as one that is gone
     key = METHODS[method].chooses_by
     if not key:
         return ()

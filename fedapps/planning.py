@@ -176,6 +176,34 @@ def _serving(methods: list[str], config: "Config") -> list[str]:
     return [name for name in methods if name not in left_out]
 
 
+def _with_enough_clients(jobs: "list[Job]") -> "list[Job]":
+    """Those whose methods, which nobody named, can have so few training clients. Prints which ones
+    cannot."""
+    from fedapps.methods import METHODS
+    from fedapps.settings.config import construct
+
+    left_out = set()
+    for label, job in {job.method: job for job in jobs}.items():
+        method = str(job.config["method"])
+        count = _num_training_clients(job.config, method)
+        strategy = construct(METHODS[method].strategy, config=job.config, method=method)
+        try:
+            strategy.check_training_clients(count)
+        except ValueError as error:
+            say(make_console(stderr=True), f"{label} is left out: {error}")
+            left_out.add(label)
+    return [job for job in jobs if job.method not in left_out]
+
+
+def _num_training_clients(config: "Config", method: str) -> int:
+    """How many clients train, by the federation of the configuration."""
+    from fedapps.building import with_public
+    from partitions import federation
+
+    novel = federation(with_public(config, method)).novel
+    return int((~novel).sum())
+
+
 def plan(
     experiment: Experiment, output: Path, from_: Path | None, bound: bool, fresh: bool
 ) -> "list[Job]":
@@ -195,6 +223,8 @@ def plan(
     from fedapps.saved import opening
 
     jobs = make_jobs(config | {"resume": not fresh}, labels, seeds, output)
+    if experiment.methods_by_default:
+        jobs = _with_enough_clients(jobs)
     with opening(from_) if from_ else nullcontext():
         if from_ is not None:
             start_from(from_, jobs, changes, output, fresh)
@@ -486,14 +516,14 @@ def size_lines(work: "list[Job]") -> list[str]:
     return [note for note in notes if note]
 
 
-def notes_lines(work: "list[Job]") -> list[str]:
+def caveat_lines(work: "list[Job]") -> list[str]:
     """What the methods say before they begin: of auto the candidates that its network lacks."""
-    from fedapps.building import method_notes
+    from fedapps.building import method_caveats
 
     by_method = {job.method: job for job in work if not job.done}  # one job of each
     methods_of: dict[str, list[str]] = {}  # by the note
     for method, job in by_method.items():
-        for note in method_notes(job.config):
+        for note in method_caveats(job.config):
             methods_of.setdefault(note, []).append(method)
     return [f"{', '.join(methods)}: {note}" for note, methods in methods_of.items()]
 

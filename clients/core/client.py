@@ -306,7 +306,7 @@ class Client(Configured, NumPyClient):
         return model
 
     @classmethod
-    def notes(
+    def caveats(
         cls, network: nn.Module, shares: Iterable[Share], /, *args: Any, **settings: Any
     ) -> list[str]:
         """What `fedapps run` says before a run of the method begins, such as what this network does

@@ -169,7 +169,7 @@ class AutoClient(HoldingOut):
         return model
 
     @classmethod
-    def notes(
+    def caveats(
         cls, network: nn.Module, shares: Iterable[Share], /, *,
         model: str, candidates: str, held_out: float,
     ) -> list[str]:  # fmt: skip

@@ -14,11 +14,11 @@ from fedapps.commands import options
 from fedapps.common.signals import exit_code
 from fedapps.console import Allowed, make_console, refusals, say, say_error
 from fedapps.planning import (
+    caveat_lines,
     check_options,
     data_line,
     federation_line,
     keep_or_discard,
-    notes_lines,
     plan,
     prepare,
     read_request,
@@ -81,7 +81,7 @@ def run(
             say(console, federation_line(work))
             if about_data := data_line(work):
                 say(console, about_data)
-            for line in [*size_lines(work), *notes_lines(work), *trainings_lines(work)]:
+            for line in [*size_lines(work), *caveat_lines(work), *trainings_lines(work)]:
                 say(console, line)
             measured: Measured = {}
             used, parallel = choose(

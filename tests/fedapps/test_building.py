@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
-from fedapps.building import client_settings, method_notes, size_note
+from fedapps.building import client_settings, method_caveats, size_note
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.context import SIMULATED, SIMULATION
@@ -88,12 +88,12 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
         "auto.held-out, or take fewer clients or more samples"
     )
     lacking = "candidates none, bbse; bn16 needs batch normalisation, which mlp lacks"
-    assert method_notes(config) == [few, lacking]
+    assert method_caveats(config) == [few, lacking]
     enough = config | {"num-clients": 5}
-    assert method_notes(enough) == [lacking]
-    assert method_notes(enough | {"model": "convnet-bn"}) == []
+    assert method_caveats(enough) == [lacking]
+    assert method_caveats(enough | {"model": "convnet-bn"}) == []
     own_samples = config | {"auto.held-out": 0.0, "auto.candidates": "bn0,bn64,bbse"}
-    assert method_notes(own_samples) == [
+    assert method_caveats(own_samples) == [
         "candidates none, bbse; bn0, bn64 need batch normalisation, which mlp lacks"
     ]
-    assert method_notes(config | {"method": "bbse"}) == []
+    assert method_caveats(config | {"method": "bbse"}) == []

@@ -191,7 +191,7 @@ def test_two_candidates_with_one_word_are_refused():
 def test_corrections_of_the_package_are_known_without_their_classes():
     assert corrections() == [name for name, entry in METHODS.items() if corrects_alone(entry)]
     assert chosen_from("auto", {"auto.candidates": "bbse, tent,bn16"}) == ("tent",)
-    assert chosen_from("tent", defaults()) == ()
+    assert chosen_from("tent", defaults()) == chosen_from("a method that is gone", {}) == ()
 
 
 def test_the_settings_of_a_candidate_are_read_and_do_not_change_the_training():
@@ -203,6 +203,16 @@ def test_the_settings_of_a_candidate_are_read_and_do_not_change_the_training():
         check_read(config | {"auto.candidates": "bbse"}, changes, ["auto"])
     alone = defaults() | {"method": "auto"}
     assert training_of(config) == training_of(alone)
+
+
+def test_auto_is_left_out_of_a_run_with_few_clients_unless_it_is_named():
+    """Three training clients certify no share of 0.05."""
+    few = ("run", "num-clients=6", "rounds=1", "--dry-run")
+    said = " ".join(invoke(*few).output.split())
+    assert "auto is left out: auto.alpha is 0.05; 3 training clients certify no share" in said
+    assert "fedavg-seed0" in said and "auto-seed0" not in said
+    refused = invoke(*few, "--methods", "fedavg,auto", code=2)
+    assert "auto.alpha is 0.05; 3 training clients" in refused.output
 
 
 # A user's changes
