@@ -67,6 +67,15 @@ def test_sentences_are_counted():
     assert [count for count in found if count] == [3, 5, 2, 1]
 
 
+@pytest.mark.parametrize(
+    "page", ["fedembed", "fedtta", "fedtta-figures", "hypernetworks", "mnist", "variants-digits"]
+)
+def test_a_papers_page_says_which_mean_chose_the_reported_round(page):
+    """Before its first table or section, where it holds for all rows."""
+    beginning = re.split(r"^(?:\||## )", PAGES[f"docs/results/{page}.md"], flags=re.M)[0]
+    assert "`selection-mean`" in beginning and re.search(r"(plain|trimmed)\s+mean", beginning)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_sentences_are_short_and_plain(page):
     found = list(sentences(PAGES[page]))

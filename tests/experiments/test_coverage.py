@@ -1,5 +1,7 @@
 """The coverage page: what an item's cells make of it, by hand, and the committed items."""
 
+import re
+
 import pytest
 
 from clients.methods.fedprox import FedProxClient
@@ -19,6 +21,7 @@ from experiments.coverage import (
     row_of_page,
 )
 from experiments.fingerprint import fingerprint, settings_of
+from fedapps.reproduction import parts_of
 from fedapps.results.method_code import code_of
 from fedapps.settings.config import defaults
 from fedapps.settings.experiments import experiments_root
@@ -142,6 +145,23 @@ def test_every_item_has_a_number_or_the_reason_why_not():
             assert set(one.columns) <= columns, one.name
         names.add((one.paper, one.kind, one.name))
     assert len(names) == len(read_items()) == 134
+
+
+def test_a_table_without_a_number_that_mnist_could_have_says_what_that_would_take():
+    """That the paper's data are not there is no reason where `--data mnist` runs the structure."""
+    for one in read_items():
+        if one.records or not one.table:
+            continue
+        content = read_table(one.table, experiments_root())
+        if content.get("without-experiment"):
+            continue
+        replaced: set[str] = set()
+        for part in parts_of(one.table, "mnist"):
+            if part.substitute:
+                replaced.update(column["name"] for column in part.columns)
+        if replaced & (set(one.columns) or replaced):
+            assert f"`fedapps reproduce {one.table} --data mnist`" in one.lacks, one.name
+            assert re.search(r"about \d+ (hours|days) on two cores", one.lacks), one.name
 
 
 # Its record has a column for each ε and number of samples.
