@@ -696,12 +696,11 @@ def corrections() -> list[str]:
 
 def chosen_from(method: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """The methods that the clients of `method` choose from, by its setting `Method.chooses_by`.
-    Raises ValueError for a name that is none."""
-    if method not in METHODS and not is_reference(method):
-        return ()  # a name of results, such as one that is gone
-    key = METHODS[method].chooses_by
-    if not key:
+    Raises ValueError for a name in it that is none."""
+    entry = METHODS.known().get(method)  # none for a name of results whose code nobody has allowed
+    if entry is None or not entry.chooses_by:
         return ()
+    key = entry.chooses_by
     from clients.core.decision.choice import CANDIDATES, methods_among, names_in
 
     chosen = methods_among(names_in(str(config.get(f"{method}.{key}", CANDIDATES[0]))))

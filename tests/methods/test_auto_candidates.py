@@ -194,6 +194,11 @@ def test_corrections_of_the_package_are_known_without_their_classes():
     assert chosen_from("tent", defaults()) == chosen_from("a method that is gone", {}) == ()
 
 
+def test_results_of_a_method_whose_code_is_not_allowed_are_read():
+    config = defaults() | {"method": "nobody:ALLOWS", "nobody:ALLOWS.penalty": 1.0}
+    assert relevant(config)["nobody:ALLOWS.penalty"] == 1.0
+
+
 def test_the_settings_of_a_candidate_are_read_and_do_not_change_the_training():
     config = defaults() | {"method": "auto", "auto.candidates": "bbse,tent", "tent.adapt-steps": 3}
     assert relevant(config)["tent.adapt-steps"] == 3 and "t3a.supports" not in relevant(config)
