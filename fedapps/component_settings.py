@@ -16,7 +16,7 @@ from clients.core.protocol import APP_SETTINGS
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.common.tasks import AUTO, CLASSES, TASKS
-from fedapps.methods import METHODS, check_private, check_serves
+from fedapps.methods import METHODS, check_private, check_serves, chosen_from
 from fedapps.settings.config import Config, construct, defaults, override, settings
 from fedapps.settings.run import RunSettings
 from fedapps.settings.unread import check_beside
@@ -89,6 +89,7 @@ def check_carried_out(
             hint = f"{method} does not read it"
         raise ValueError(f"{component} does not carry out the setting {key!r}: {hint}")
     check_beside(method, config, given)
+    chosen_from(method, config)  # raises ValueError for a name that is no method
 
 
 def initial_configuration(method: str) -> Config:

@@ -14,6 +14,7 @@ from clients.core.decision import choice
 from clients.core.decision.changes import Changer, named_changes
 from clients.core.label_shift import log_q_by_em
 from clients.methods.auto import EM_STEPS, AutoClient
+from fedapps import client_app, server_app
 from fedapps.building import Builder, corrects_alone, method_model
 from fedapps.common import external_code
 from fedapps.methods import METHODS, chosen_from, corrections
@@ -181,6 +182,14 @@ def test_what_does_not_only_correct_is_refused(names, words):
     config = defaults() | {"method": "auto", "auto.candidates": names}
     with pytest.raises(ValueError, match=words):
         method_model("auto", config, INFO)
+
+
+def test_apps_of_users_refuse_a_candidate_that_is_no_method():
+    words = "names 'tnet' .did you mean 'tent'"
+    with pytest.raises(ValueError, match=words):
+        client_app("auto", model=network, data=lambda context: (X, Y), candidates="bbse,tnet")
+    with pytest.raises(ValueError, match=words):
+        server_app("auto", model=network, shape=(1, 8, 8), candidates="bbse,tnet", rounds=1)
 
 
 def test_two_candidates_with_one_word_are_refused():
