@@ -219,9 +219,9 @@ def test_the_settings_of_a_candidate_are_read_and_do_not_change_the_training():
     assert training_of(config) == training_of(alone)
 
 
-def test_auto_is_left_out_of_a_run_with_few_clients_unless_it_is_named():
+def test_auto_is_left_out_of_a_run_with_few_clients_unless_it_is_named(tmp_path):
     """Three training clients certify no share of 0.05."""
-    few = ("run", "num-clients=6", "rounds=1", "--dry-run")
+    few = ("run", "num-clients=6", "rounds=1", "--dry-run", "--output", tmp_path)
     said = " ".join(invoke(*few).output.split())
     assert "auto is left out: auto.alpha is 0.05; 3 training clients certify no share" in said
     assert "fedavg-seed0" in said and "auto-seed0" not in said
