@@ -700,15 +700,17 @@ def chosen_from(method: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     entry = METHODS.known().get(method)  # none for a name of results whose code nobody has allowed
     if entry is None or not entry.chooses_by:
         return ()
-    key = entry.chooses_by
+    key = f"{method}.{entry.chooses_by}"
+    if key not in config:
+        return ()
     from clients.core.decision.choice import CANDIDATES, methods_among, names_in
 
-    chosen = methods_among(names_in(str(config.get(f"{method}.{key}", CANDIDATES[0]))))
+    chosen = methods_among(names_in(str(config[key])))
     for name in chosen:
         if name not in METHODS and not is_reference(name):
             known = [*CANDIDATES, *corrections()]
             raise ValueError(
-                f"{method}.{key} names {name!r}{did_you_mean(name, known)}; known: "
+                f"{key} names {name!r}{did_you_mean(name, known)}; known: "
                 f"{', '.join(known)}, and module:NAME of a method; FedAvg's model is always one"
             )
     return chosen

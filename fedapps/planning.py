@@ -320,7 +320,7 @@ def check(config: "Config") -> None:
     num_clients = int(config["num-clients"])
     num_models = len(str(config["client-models"]).split(","))
     novel = federation(with_public(config, method)).novel
-    strategy.check_training_clients(int((~novel).sum()))
+    strategy.check_training_clients(_num_training_clients(config, method))
     training_client = int(novel.argmin())
     for client_id in {*range(min(num_models, num_clients)), training_client}:
         node = dict(simulated_node(client_id, num_clients))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import numpy as np
 import typer
 
 from experiments.auto.runs import methods_for
@@ -75,19 +76,29 @@ def _rounded(value: float) -> float:
     return round(float(value), DECIMALS)
 
 
+def seeds_of(verdicts: Sequence[Verdict]) -> list[int]:
+    """All their seeds, in the verdicts' order."""
+    seeds: list[int] = []
+    for one in verdicts:
+        seeds += one.seeds
+    return seeds
+
+
 def mean_of(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict on all their seeds."""
     weights = [len(one.seeds) for one in verdicts]
 
     def mean(values: Sequence[float]) -> float:
-        terms = [weight * value for weight, value in zip(weights, values, strict=True)]
-        return sum(terms) / sum(weights)
+        return float(np.average(values, weights=weights))
 
     def mean_by_name(mappings: Sequence[dict[str, float]]) -> dict[str, float]:
-        return {name: mean([one[name] for one in mappings]) for name in mappings[0]}
+        means = {}
+        for name in mappings[0]:
+            means[name] = mean([mapping[name] for mapping in mappings])
+        return means
 
     return Verdict(
-        [seed for one in verdicts for seed in one.seeds],
+        seeds_of(verdicts),
         mean([one.accuracy for one in verdicts]),
         mean_by_name([one.gain for one in verdicts]),
         mean_by_name([one.harmed for one in verdicts]),
@@ -215,8 +226,8 @@ def write_record(file: Path, found: dict[str, list[Verdict]]) -> None:
 
 def merged(old: list[Verdict], new: list[Verdict]) -> list[Verdict]:
     """All of `new`, and those of `old` that have other seeds."""
-    measured = {seed for one in new for seed in one.seeds}
-    kept = [one for one in old if not measured.intersection(one.seeds)]
+    measured = set(seeds_of(new))
+    kept = [one for one in old if measured.isdisjoint(one.seeds)]
     return sorted(kept + new, key=lambda one: one.seeds)
 
 

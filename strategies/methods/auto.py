@@ -144,7 +144,8 @@ class Auto(FedAvg):
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """The model; in the last round, and where a run is served, also statistics and rule.
 
-        A finished run is served with the rule of its training clients, whoever is connected."""
+        A finished run is served with the rule of its training clients, whichever nodes are
+        connected."""
         if self.round < self.num_rounds:  # the model is going to change
             return dict.fromkeys(nodes, arrays)
         training = self.training_nodes()
@@ -183,6 +184,15 @@ class Auto(FedAvg):
 def _rounded_up(share: float) -> float:
     """To four digits behind the point."""
     return math.ceil(share * 1e4) / 1e4
+
+
+def _summed(answers: Sequence[Arrays]) -> Arrays:
+    """The sums over the answers, of which there is one at least, by name."""
+    total = {name: np.zeros(array.shape) for name, array in answers[0].items()}
+    for answer in answers:
+        for name in total:
+            total[name] += answer[name]
+    return total
 
 
 class _Exchanges:
@@ -249,11 +259,7 @@ class _Exchanges:
             members = [answer for node, answer in answers if self.folds[node] != fold]
             if not any(answer[counted].any() for answer in members):
                 members = [answer for _, answer in answers]
-            total = {name: np.zeros(array.shape) for name, array in members[0].items()}
-            for answer in members:
-                for name in total:
-                    total[name] += answer[name]
-            sets.append(total)
+            sets.append(_summed(members))
         return sets
 
     def calibrated_rule(self, sources: Sequence[Arrays]) -> Rule:
@@ -387,11 +393,7 @@ class _Exchanges:
         """The sums of the clients' arrays of these shapes, and the number of clients. Raises
         `Unanswered` without a reply."""
         answers = self.answers(query, sent, shapes)
-        total = {name: np.zeros(shape) for name, shape in shapes.items()}
-        for _, answer in answers:
-            for name in total:
-                total[name] += answer[name]
-        return total, len(answers)
+        return _summed([answer for _, answer in answers]), len(answers)
 
     def answers(
         self,

@@ -389,7 +389,7 @@ def test_coefficients_out_of_fold_are_those_of_the_other_clients():
 
 def test_a_client_plays_by_the_statistics_of_the_other_clients():
     """Three clients in folds of their own. K, π, M, S and B without a fold are those of the two
-    others, each of which has its residual from the means without its own fold."""
+    others. Each client has its residual from the means without its own fold."""
     clients = {}
     for number in range(3):
         clients[Node(number, 50 + number)] = AutoClient(

@@ -47,7 +47,7 @@ class Infinite(Client):
 
 
 class Trains(Client):
-    """Trains otherwise than FedAvg's client."""
+    """Trains by another loss than FedAvg's client."""
 
     def loss(self, x, y):
         return 2 * super().loss(x, y)
