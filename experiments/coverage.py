@@ -164,14 +164,15 @@ def numbers_now(settings: str) -> Numbers:
 
 
 def published_value(cell: Cell) -> tuple[float | None, str]:
-    """The published value of a cell, None if there is none, and the dataset that its column
-    names."""
+    """The published value of a cell, None if there is none, and the dataset of its column."""
     if cell["table"] not in published_tables(experiments_root()):
         return None, ""
-    for column in read_table(str(cell["table"]), experiments_root())["columns"]:
+    content = read_table(str(cell["table"]), experiments_root())
+    of_table = content.get("settings", {}).get("dataset", "")
+    for column in content["columns"]:
         if column["name"] == cell["column"]:
             values = column.get(cell["score"], {}).get(cell["row"], [])
-            return (values[0] if values else None), column["at"].get("dataset", "")
+            return (values[0] if values else None), column["at"].get("dataset", of_table)
     return None, ""
 
 
