@@ -123,7 +123,7 @@ def score_text(score: str) -> str:
 
 
 def decimals_of(cells: Iterable[Cell]) -> int:
-    """As many decimals as the record has, at most two of a percentage and three of another score."""
+    """The record's decimals, at most two of a percentage and three of another score."""
     cells = list(cells)
     most = 3 if max(abs(cell["value"]) for cell in cells) < 1 else 2
     recorded = max(len(str(cell["value"]).partition(".")[2]) for cell in cells)

@@ -220,10 +220,12 @@ def say_failures(console: Console, work: "list[Job]") -> None:
         # The server's error ended the run. Of clients' errors the first may have caused the others.
         cause = causes[-1] if causes[-1].startswith("server\n") else causes[0]
         what, _, text = cause.partition("\n")
-        if text not in shown:
+        if text in shown:
+            say(console, f"{job.name}, {what}, as above")
+        else:
             shown.add(text)
             say(console, f"{job.name}, {what}")
             for line in text.splitlines():
                 say(console, f"  {line}")
-        word = "cause" if len(causes) == 1 else "causes"
-        say(console, f"{len(causes)} {word} in {job.folder / ERRORS}")
+        if len(causes) > 1:
+            say(console, f"{len(causes)} causes in {job.folder / ERRORS}")

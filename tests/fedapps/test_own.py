@@ -2,6 +2,7 @@
 
 import json
 import re
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +17,12 @@ from small_runs import SMALL, Watched, federate, invoke, share, update
 from clients.core.client import Client
 from fedapps.callbacks import Callback
 from fedapps.clientapp import app, host
+from fedapps.commands.run import say_failures
 from fedapps.common import external_code
 from fedapps.common.errors import MAX_LINE, MAX_LINES, bounded, brief, described
+from fedapps.console import make_console
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.engines.jobs import Job
 from fedapps.methods import Method
 from fedapps.own_app import client_app
 from fedapps.results.runs import read_runs
@@ -282,3 +286,24 @@ def test_the_pages_short_method_learns(tmp_path):
     plain, _ = federate(method="fedavg", rounds=1)
     losses = [r.train_metrics_clientapp[1]["loss"] for r in (smooth, plain)]
     assert losses[0] != losses[1] and defaults()["method"] == "fedavg"
+
+
+def test_the_end_of_a_command_names_each_cause_once(tmp_path):
+    """Two jobs fail alike: the second refers to the first, and a job with several causes to its
+    file."""
+    jobs = []
+    causes_of = {
+        "a": "client 1: error\nno memory\n",
+        "b": "client 2: error\nno memory\n\nclient 3: error\nno disk\n",
+    }
+    for name, causes in causes_of.items():
+        job = Job("fedavg", 0, {}, tmp_path / name)
+        job.folder.mkdir()
+        (job.folder / "errors.log").write_text(causes)
+        jobs.append(job)
+    file = StringIO()
+    say_failures(make_console(file=file, width=200), jobs)
+    assert file.getvalue().splitlines() == [
+        "a, client 1: error", "  no memory", "b, client 2: error, as above",
+        f"2 causes in {tmp_path / 'b' / 'errors.log'}",
+    ]  # fmt: skip
