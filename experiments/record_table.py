@@ -10,7 +10,7 @@ same data."""
 
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from fedapps.settings.published_tables import score_key
 
 Cell = Mapping[str, Any]
 PUBLISHED = "published"
+UNIT_DECIMALS, PERCENT_DECIMALS = 3, 2  # of scores up to one, and of others
 OLD_CODE = "measured before records kept the version of the code"
 
 
@@ -66,6 +67,7 @@ def record_table(words: str) -> str:
         if cell["column"] in columns and cell["row"] in rows and score_key(cell["score"]) in scores
     ]
     groups = [Group(column, score) for column in columns for score in scores]
+    groups = [group for group in groups if any(group.holds(cell) for cell in shown)]
     lines = lines_of(shown, record["table"], groups, rows)
     if asked.turned:
         lines = [list(line) for line in zip(*lines, strict=True)]
@@ -122,12 +124,15 @@ def score_text(score: str) -> str:
     return f"{shown.title}, %" if shown.score.in_percent else shown.title
 
 
-def decimals_of(cells: Iterable[Cell]) -> int:
+def decimals_of(cells: Collection[Cell]) -> int:
     """The record's decimals, at most two of a percentage and three of another score."""
-    cells = list(cells)
-    most = 3 if max(abs(cell["value"]) for cell in cells) < 1 else 2
-    recorded = max(len(str(cell["value"]).partition(".")[2]) for cell in cells)
-    return min(recorded, most)
+    values = [cell["value"] for cell in cells]
+    spreads = [cell["spread"] for cell in cells if cell["spread"] is not None]
+    most = PERCENT_DECIMALS
+    if all(abs(value) < 1 for value in values):
+        most = UNIT_DECIMALS
+    recorded = [len(str(number).partition(".")[2]) for number in [*values, *spreads]]
+    return min(max(recorded, default=0), most)
 
 
 def value_text(cell: Cell | None, decimals: int) -> str:
