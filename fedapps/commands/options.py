@@ -57,7 +57,10 @@ Engine = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option(help="Runs side by side. Default: all cores.", rich_help_panel=HOW)
+    int | None,
+    typer.Option(
+        help="Runs side by side. Default: all cores; 1 if --engine is named.", rich_help_panel=HOW
+    ),
 ]
 GpusPerClient = Annotated[
     float, typer.Option(help="Share of a GPU per client.", rich_help_panel=HOW)
