@@ -96,7 +96,7 @@ def lines_of(
         in_column = {cell["row"]: cell for cell in cells if group.holds(cell)}
         decimals = decimals_of(in_column.values())
         published = {row: published_text(cell, table) for row, cell in in_column.items()}
-        lines[0].append(title_of(group, groups))
+        lines[0].append(title_of(group, groups) + elsewhere(in_column.values(), table))
         if any(published.values()):
             lines[0].append(PUBLISHED)
         for row, line in zip(rows, lines[1:], strict=True):
@@ -114,6 +114,15 @@ def title_of(group: Group, groups: Sequence[Group]) -> str:
     if len({one.score for one in groups}) > 1 or not parts:
         parts.append(score_text(group.score))
     return ", ".join(parts)
+
+
+def elsewhere(cells: Iterable[Cell], table: str) -> str:
+    """``, on mnist`` where the column is a published one of other data; else nothing."""
+    for cell in cells:
+        _, dataset = published_value({**cell, "score": "", "table": table})
+        if dataset and dataset != cell["dataset"]:
+            return f", on {cell['dataset']}"
+    return ""
 
 
 def score_text(score: str) -> str:
