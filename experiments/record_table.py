@@ -9,9 +9,8 @@ record, and `experiments.fill_page` writes the table between the two lines:
 same data."""
 
 import shlex
-from argparse import ArgumentParser
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from experiments.coverage import published_value, read_records
@@ -33,53 +32,53 @@ class Words(ArgumentParser):
         raise ValueError(message)
 
 
-@dataclass(frozen=True)
-class Group:
-    """A column of the table: one of the record's, with one score."""
-
-    column: str
-    score: str
-
-    def holds(self, cell: Cell) -> bool:
-        """Whether the cell stands in this column."""
-        return bool(cell["column"] == self.column and score_key(cell["score"]) == self.score)
-
-
 def record_table(words: str) -> str:
     """The table that a page's line asks for. Raises ValueError for an unknown record or name."""
-    reader = Words(prog="record", allow_abbrev=False, add_help=False)
-    reader.add_argument("name")
-    for part in ("columns", "rows", "scores"):
-        reader.add_argument(f"--{part}", default="")
-    reader.add_argument("--turned", action="store_true")
-    asked = reader.parse_args(shlex.split(words))
-    records = read_records()
-    if asked.name not in records:
-        raise ValueError(f"no record {asked.name!r}; known: {', '.join(records)}")
-    record = records[asked.name]
-    cells = record["cells"]
-    columns = chosen("column", asked.columns, [cell["column"] for cell in cells])
-    rows = chosen("row", asked.rows, [cell["row"] for cell in cells])
-    scores = chosen("score", asked.scores, [score_key(cell["score"]) for cell in cells])
-    shown = [
-        cell
-        for cell in cells
-        if cell["column"] in columns and cell["row"] in rows and score_key(cell["score"]) in scores
-    ]
-    groups = [Group(column, score) for column in columns for score in scores]
-    groups = [group for group in groups if any(group.holds(cell) for cell in shown)]
-    lines = lines_of(shown, record["table"], groups, rows)
+    asked = read_words(words)
+    record = read_record(asked.name)
+    columns = chosen("column", asked.columns, record["cells"])
+    rows = chosen("row", asked.rows, record["cells"])
+    scores = chosen("score", asked.scores, record["cells"])
+    cells: list[Cell] = []
+    for cell in record["cells"]:
+        if cell["column"] in columns and cell["row"] in rows and cell["score"] in scores:
+            cells.append(cell)
+    lines = lines_of(cells, record["table"], columns, scores, rows)
     if asked.turned:
         lines = [list(line) for line in zip(*lines, strict=True)]
-    title = asked.name if len(scores) > 1 else f"{asked.name}: {score_text(scores[0])}"
-    table = TextTable(title, lines[0], lines[1:], caption(shown, record))
+    title = asked.name
+    if len(scores) == 1:
+        title += f": {score_text(scores[0])}"
+    table = TextTable(title, lines[0], lines[1:], caption(cells, record))
     return as_markdown(table).strip()
 
 
-def chosen(part: str, asked: str, present: Iterable[str]) -> list[str]:
-    """The names that are asked for, by default all in the record's order. Raises ValueError for a
-    name that the record does not have."""
-    known = list(dict.fromkeys(present))
+def read_words(words: str) -> Namespace:
+    """The record's name and the options of a page's line."""
+    reader = Words(prog="record", allow_abbrev=False, add_help=False)
+    reader.add_argument("name")
+    reader.add_argument("--columns", default="")
+    reader.add_argument("--rows", default="")
+    reader.add_argument("--scores", default="")
+    reader.add_argument("--turned", action="store_true")
+    return reader.parse_args(shlex.split(words))
+
+
+def read_record(name: str) -> Mapping[str, Any]:
+    """The record of this name; its scores have their present names."""
+    records = read_records()
+    if name not in records:
+        raise ValueError(f"no record {name!r}; known: {', '.join(records)}")
+    record = records[name]
+    for cell in record["cells"]:
+        cell["score"] = score_key(cell["score"])
+    return record
+
+
+def chosen(part: str, asked: str, cells: Sequence[Cell]) -> list[str]:
+    """The names of the cells' `part` that are asked for, by default all in the record's order.
+    Raises ValueError for a name that the record does not have."""
+    known = list(dict.fromkeys(cell[part] for cell in cells))
     names = [name.strip() for name in asked.split(";") if name.strip()]
     for name in names:
         if name not in known:
@@ -88,38 +87,56 @@ def chosen(part: str, asked: str, present: Iterable[str]) -> list[str]:
 
 
 def lines_of(
-    cells: Sequence[Cell], table: str, groups: Sequence[Group], rows: Sequence[str]
+    cells: Sequence[Cell],
+    table: str,
+    columns: Sequence[str],
+    scores: Sequence[str],
+    rows: Sequence[str],
 ) -> list[list[str]]:
-    """The head of the table and a line for each row."""
+    """The head of the table and a line for each row; what nobody has measured has no column."""
     lines = [[""], *([row] for row in rows)]
-    for group in groups:
-        in_column = {cell["row"]: cell for cell in cells if group.holds(cell)}
-        decimals = decimals_of(in_column.values())
-        published = {row: published_text(cell, table) for row, cell in in_column.items()}
-        lines[0].append(title_of(group, groups) + elsewhere(in_column.values(), table))
-        if any(published.values()):
-            lines[0].append(PUBLISHED)
-        for row, line in zip(rows, lines[1:], strict=True):
-            line.append(value_text(in_column.get(row), decimals))
-            if any(published.values()):
-                line.append(published.get(row) or UNKNOWN)
+    for column in columns:
+        for score in scores:
+            by_row: dict[str, Cell] = {}
+            for cell in cells:
+                if cell["column"] == column and cell["score"] == score:
+                    by_row[cell["row"]] = cell
+            if not by_row:
+                continue
+            title = title_of(column if len(columns) > 1 else "", score if len(scores) > 1 else "")
+            lines[0].append((title or score_text(score)) + elsewhere(by_row.values(), table))
+            decimals = decimals_of(by_row.values())
+            for row, line in zip(rows, lines[1:], strict=True):
+                line.append(value_text(by_row.get(row), decimals))
+            add_published(lines, rows, by_row, table)
     return lines
 
 
-def title_of(group: Group, groups: Sequence[Group]) -> str:
-    """The head of a column: what tells it from the others."""
-    parts = []
-    if len({one.column for one in groups}) > 1:
-        parts.append(group.column)
-    if len({one.score for one in groups}) > 1 or not parts:
-        parts.append(score_text(group.score))
-    return ", ".join(parts)
+def add_published(
+    lines: Sequence[list[str]], rows: Sequence[str], by_row: Mapping[str, Cell], table: str
+) -> None:
+    """Add the published values of a column's cells to the lines, if there are any."""
+    texts = {row: published_text(cell, table) for row, cell in by_row.items()}
+    if not any(texts.values()):
+        return
+    lines[0].append(PUBLISHED)
+    for row, line in zip(rows, lines[1:], strict=True):
+        line.append(texts.get(row) or UNKNOWN)
+
+
+def title_of(column: str, score: str) -> str:
+    """The head of a column from what tells it from the others: its text, its score, or both."""
+    if not score:
+        return column
+    if not column:
+        return score_text(score)
+    return f"{column}, {score_text(score)}"
 
 
 def elsewhere(cells: Iterable[Cell], table: str) -> str:
     """``, on mnist`` where the column is a published one of other data; else nothing."""
     for cell in cells:
-        _, dataset = published_value({**cell, "score": "", "table": table})
+        _, dataset = published_value({**cell, "table": table})
         if dataset and dataset != cell["dataset"]:
             return f", on {cell['dataset']}"
     return ""
@@ -133,15 +150,16 @@ def score_text(score: str) -> str:
     return f"{shown.title}, %" if shown.score.in_percent else shown.title
 
 
-def decimals_of(cells: Collection[Cell]) -> int:
+def decimals_of(cells: Iterable[Cell]) -> int:
     """The record's decimals, at most two of a percentage and three of another score."""
-    values = [cell["value"] for cell in cells]
-    spreads = [cell["spread"] for cell in cells if cell["spread"] is not None]
-    most = PERCENT_DECIMALS
-    if all(abs(value) < 1 for value in values):
-        most = UNIT_DECIMALS
-    recorded = [len(str(number).partition(".")[2]) for number in [*values, *spreads]]
-    return min(max(recorded, default=0), most)
+    most = UNIT_DECIMALS
+    recorded = 0
+    for cell in cells:
+        if abs(cell["value"]) >= 1:
+            most = PERCENT_DECIMALS
+        for number in (cell["value"], cell["spread"] or 0):
+            recorded = max(recorded, len(str(number).partition(".")[2]))
+    return min(recorded, most)
 
 
 def value_text(cell: Cell | None, decimals: int) -> str:
@@ -154,11 +172,11 @@ def value_text(cell: Cell | None, decimals: int) -> str:
 
 def published_text(cell: Cell, table: str) -> str:
     """The published value; "" where there is none of the same data."""
-    score = score_key(cell["score"])
-    value, dataset = published_value({**cell, "score": score, "table": table})
+    value, dataset = published_value({**cell, "table": table})
     if value is None or dataset != cell["dataset"]:
         return ""
-    return number_cell(value, 3 if abs(value) < 1 else 2)
+    decimals = UNIT_DECIMALS if abs(value) < 1 else PERCENT_DECIMALS
+    return number_cell(value, decimals)
 
 
 def caption(cells: Sequence[Cell], record: Mapping[str, Any]) -> str:
