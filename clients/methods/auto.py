@@ -73,7 +73,7 @@ from clients.core.decision.tallies import (
 from clients.core.evaluation import Choice, by_parts
 from clients.core.label_shift import bbse, log_q_by_em
 from clients.core.normalisation import sizes_with_statistics
-from clients.core.protocol import SERVER_ROUND, FewShot
+from clients.core.protocol import FewShot
 from clients.methods._batchwise import (
     Changes,
     HoldingOut,
@@ -543,7 +543,7 @@ class AutoClient(HoldingOut):
         histograms of T and of the descriptors."""
         if SOURCE_MEANS in arrays:
             self.receive(arrays, config)
-            cases = list(self.played(int(config[SERVER_ROUND])))
+            cases = list(self.played())
             self.state = prefixed(PLAYED, cases_to_arrays(cases, len(self.names)))
             return misfit_sums(cases, len(self.blocks.sizes)), {}
         return histograms(*self.rule_and_cases(arrays), len(self.names)), {}
@@ -575,11 +575,12 @@ class AutoClient(HoldingOut):
             raise ValueError("the played newcomers are not in the state: query.misfit comes first")
         return Rule.of(group(arrays, RULE)), cases_of(played)
 
-    def played(self, server_round: int) -> Iterator[Case]:
-        """The newcomers of the client's held-out samples, drawn anew in each round."""
+    def played(self) -> Iterator[Case]:
+        """The newcomers of the client's held-out samples. The draws are the same in each round: a
+        run that starts from a saved one repeats its rule."""
         x, y = self.held_out_samples()
         changes = named_changes(self.changes, x.ndim, whole=not x.is_floating_point())
-        seed = seed_of(self.seed, "play", server_round, self.client)
+        seed = seed_of(self.seed, "play", self.client)
         classes = self.head.out_features
         for newcomer in newcomers(x, y, classes, self.plays, changes, seed):
             case, _ = self.case(newcomer.x, newcomer.y)

@@ -32,7 +32,7 @@ from strategies.maths.decision import newton_step
 from strategies.maths.label_shift import prior
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
-NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn"}
+NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn", "auto.plays": 20}
 KINDS = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
 
 
@@ -330,11 +330,11 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
 
 
 def test_a_network_without_statistics_has_bbse_alone():
-    result, _ = federate(method="auto", model="mlp", rounds=1, **ALL_SAMPLES)
+    result, _ = federate(**NORMED | {"model": "mlp", "rounds": 1})
     metrics = dict(result.evaluate_metrics_clientapp[1])
     assert {n for n in metrics if "novel-chosen" in n} == {"novel-chosen-none", "novel-chosen-bbse"}
     with pytest.raises(ValueError, match="needs batch normalisation; add bbse"):
-        federate(method="auto", model="mlp", rounds=1, **ALL_SAMPLES, **{"auto.candidates": "bn16"})
+        federate(**NORMED | {"model": "mlp", "rounds": 1, "auto.candidates": "bn16"})
 
 
 def test_a_share_that_few_clients_cannot_certify_is_refused():
@@ -461,6 +461,16 @@ def test_without_an_answer_clients_keep_fedavgs_model(rounds, monkeypatch, tmp_p
     assert "auto: no rule\nno training client has answered query.moments" in causes
 
 
+def test_a_run_that_starts_from_a_saved_one_makes_the_same_rule(tmp_path):
+    """Its clients play the same newcomers of the same model, whatever the number of the round."""
+    folder = str(tmp_path / "former")
+    former, _ = federate(**NORMED, **{"output-dir": folder})
+    again, _ = federate(**NORMED | {"rounds": 0}, **{"from-dir": folder})
+    expected = dict(former.evaluate_metrics_clientapp[2])
+    assert "novel-misfit-limit" in expected
+    assert dict(again.evaluate_metrics_clientapp[0]) == expected
+
+
 def test_a_rule_goes_with_its_model():
     """Training changes the model, so what was made before is dropped."""
     strategy = Auto(alpha=0.5)
@@ -548,7 +558,7 @@ def test_tokens_are_played_unchanged():
     client = AutoClient(model, tokens_share, held_out=0.75)
     client.source = source_of(client)
     assert not client.held_out_samples()[0].is_floating_point()
-    assert all(case.unchanged for case in client.played(1))
+    assert all(case.unchanged for case in client.played())
 
 
 def test_a_client_that_would_train_further_has_no_rule():
@@ -576,7 +586,7 @@ def test_a_client_whose_held_out_samples_have_no_label_answers_with_zeros():
     spread, _ = client.spread(client.initial | means, {})
     assert {*spread} == {"squares", "inverse", "clients"}
     assert not any(array.any() for array in spread.values())
-    assert list(client.played(1)) == []
+    assert list(client.played()) == []
 
 
 def test_clients_that_hold_out_nothing_do_not_count_in_the_covariance_between_clients():
