@@ -6,7 +6,7 @@ constructs a strategy; `strategy_of_run` adds what a run of this package knows o
 import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -354,6 +354,28 @@ def size_note(config: Config) -> str:
     )
 
 
+def replaced_settings(configs: Sequence[Config]) -> Config:
+    """The settings that the training clients' data replace in all these runs of one method, by key;
+    see `Client.settings_for`."""
+    method = str(configs[0]["method"])
+    client = METHODS[method].client
+    replaced: list[Config] = []
+    for config in configs:
+        values = settings(config, method)
+        arguments = {name: values[name] for name in taken(client.settings_for) if name in values}
+        replaced.append(client.settings_for(training_shares(config), **arguments))
+    if any(changes != replaced[0] for changes in replaced):
+        return {}
+    return {f"{method}.{name}": value for name, value in replaced[0].items()}
+
+
+def training_shares(config: Config) -> Iterator[Share]:
+    """The data of each training client."""
+    federation = partitions.federation(with_public(config, str(config["method"])))
+    for number in np.flatnonzero(~federation.novel):
+        yield federation.share(int(number))
+
+
 def method_caveats(config: Config) -> list[str]:
     """What the method says of its network and of the training clients' data, see
     `Client.caveats`."""
@@ -361,10 +383,8 @@ def method_caveats(config: Config) -> list[str]:
     client = METHODS[method].client
     values = settings(config, method)
     model, _ = method_model(method, config, partitions.task(config))
-    federation = partitions.federation(with_public(config, method))
-    shares = (federation.share(int(number)) for number in np.flatnonzero(~federation.novel))
     arguments = {name: values[name] for name in taken(client.caveats) if name in values}
-    return client.caveats(model, shares, **arguments)
+    return client.caveats(model, training_shares(config), **arguments)
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

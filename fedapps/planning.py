@@ -237,9 +237,24 @@ def plan(
             method = str(job.config["method"])
             if job.config["from-dir"] and (former / "config.toml").is_file():
                 check_unseen(former, saved_configuration(former), job.config, method)
+    replace_settings(jobs)
     if experiment.published:
         Published.read(experiment.settings, experiment.published)
     return jobs
+
+
+def replace_settings(jobs: "list[Job]") -> None:
+    """Replace the settings that the data of all runs of a label leave without effect, see
+    `Client.settings_for`."""
+    from fedapps.building import replaced_settings
+
+    by_label: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_label.setdefault(job.method, []).append(job)
+    for of_label in by_label.values():
+        changes = replaced_settings([job.config for job in of_label])
+        for job in of_label:
+            job.config |= changes
 
 
 def make_jobs(

@@ -64,6 +64,7 @@ from fedapps.common.settings import (
     POSITIVE_INT,
     RATE,
     Configured,
+    Value,
     setting,
     taken,
 )
@@ -314,6 +315,16 @@ class Client(Configured, NumPyClient):
 
         An override may take settings of the method by keyword."""
         return []
+
+    @classmethod
+    def settings_for(
+        cls, shares: Iterable[Share], /, *args: Any, **settings: Any
+    ) -> dict[str, Value]:
+        """Settings of the method that `fedapps run` replaces, as it says: the training clients'
+        data, which are `shares`, leave the given ones without effect.
+
+        An override may take settings of the method by keyword."""
+        return {}
 
     @classmethod
     def uses_head(cls, values: Mapping[str, Any], /) -> bool:

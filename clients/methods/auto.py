@@ -83,7 +83,7 @@ from clients.methods._batchwise import (
 )
 from clients.models.head import head_of
 from fedapps.common.seeds import seed_of
-from fedapps.common.settings import setting
+from fedapps.common.settings import Value, setting
 from fedapps.common.tasks import CLASSES
 from partitions.datasets.description import TOKENS
 from partitions.datasets.loading import Info
@@ -108,6 +108,13 @@ CANDIDATES = setting(
     evaluation=True,
 )
 
+PLAYS = setting(
+    5,
+    "newcomers that each training client plays; 0: none, and all clients keep FedAvg's model",
+    "[0, 100]",
+    evaluation=True,
+)
+
 
 class AutoClient(HoldingOut):
     """FedAvg's client that chooses a correction for its inputs, or none, by the server's rule."""
@@ -120,7 +127,7 @@ class AutoClient(HoldingOut):
     saves_state_after = ("query.misfit", "query.guard")
 
     candidates = CANDIDATES
-    plays = setting(5, "newcomers that each training client plays", "[1, 100]", evaluation=True)
+    plays = PLAYS
     changes = setting(
         EVERY,
         "changes of inputs that played newcomers may have, as their kind allows; module:NAME of an "
@@ -169,16 +176,24 @@ class AutoClient(HoldingOut):
         return model
 
     @classmethod
+    def settings_for(cls, shares: Iterable[Share], /, *, held_out: float) -> dict[str, Value]:
+        """Where nobody can play newcomers, no client holds out samples for them."""
+        if any(cls.can_play(len(share.train), held_out) for share in shares):
+            return {}
+        return {"held-out": 0.0, "plays": 0}
+
+    @classmethod
     def caveats(
         cls, network: nn.Module, shares: Iterable[Share], /, *,
-        model: str, candidates: str, held_out: float,
+        model: str, candidates: str, plays: int,
     ) -> list[str]:  # fmt: skip
-        """That nobody can play newcomers, and which candidates the network leaves out."""
+        """That nobody plays newcomers, and which candidates the network leaves out."""
         lines = []
-        if not any(cls.can_play(len(share.train), held_out) for share in shares):
+        if not plays:
             lines.append(
-                f"no training client holds out {SIZES[0]} samples, so all clients keep FedAvg's "
-                "model; raise auto.held-out, or take fewer clients or more samples"
+                f"no training client can hold out the {SIZES[0]} samples of a newcomer, so none "
+                "holds out any, and all keep FedAvg's model; raise auto.held-out, or take fewer "
+                "clients or more samples"
             )
         able = candidates_of(candidates, bool(batch_norms(network)))
         left_out = [name for name in names_in(candidates) if name not in able]

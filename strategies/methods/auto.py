@@ -43,7 +43,15 @@ from clients.core.decision.moments import (
 from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
 from clients.core.normalisation import sizes_with_statistics
-from clients.methods.auto import CANDIDATES, COEFFICIENTS, NUM_LAST, RULE, SOURCE, AutoClient
+from clients.methods.auto import (
+    CANDIDATES,
+    COEFFICIENTS,
+    NUM_LAST,
+    PLAYS,
+    RULE,
+    SOURCE,
+    AutoClient,
+)
 from fedapps.common.settings import setting
 from strategies.core.count_limits import (
     bounded_confusions,
@@ -93,6 +101,7 @@ class Auto(FedAvg):
     limit_groups = SUMMED
 
     candidates = CANDIDATES
+    plays = PLAYS
     alpha = setting(
         0.05,
         "share of clients that a choice may harm by over a point; at least 1/(N + 1) with N "
@@ -163,6 +172,11 @@ class Auto(FedAvg):
         if not self.num_rounds:
             self.check_training_clients(len(training))
         self.drop_rule()
+        if not self.plays:
+            self.say(
+                "no rule", "auto.plays is 0, so nobody plays newcomers; clients keep FedAvg's model"
+            )
+            return
         try:
             exchanges = _Exchanges(self, arrays, training)
             source, sources_by_fold = exchanges.statistics()

@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
-from fedapps.building import client_settings, method_caveats, size_note
+from fedapps.building import client_settings, method_caveats, replaced_settings, size_note
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.context import SIMULATED, SIMULATION
@@ -81,19 +81,27 @@ def test_an_encoder_far_larger_than_the_network_is_said():
 
 
 def test_what_auto_cannot_choose_is_said_before_a_run():
-    """20 clients of the digits would hold out 15 samples each; five hold out 59."""
-    config = defaults() | {"method": "auto", "num-clients": 20, "auto.alpha": 0.5}
-    few = (
-        "no training client holds out 20 samples, so all clients keep FedAvg's model; raise "
-        "auto.held-out, or take fewer clients or more samples"
-    )
+    config = defaults() | {"method": "auto", "num-clients": 5, "auto.alpha": 0.5}
     lacking = "candidates none, bbse; bn16 needs batch normalisation, which mlp lacks"
-    assert method_caveats(config) == [few, lacking]
-    enough = config | {"num-clients": 5}
-    assert method_caveats(enough) == [lacking]
-    assert method_caveats(enough | {"model": "convnet-bn"}) == []
-    own_samples = config | {"auto.held-out": 0.0, "auto.candidates": "bn0,bn64,bbse"}
-    assert method_caveats(own_samples) == [
+    assert method_caveats(config) == [lacking]
+    assert method_caveats(config | {"model": "convnet-bn"}) == []
+    assert method_caveats(config | {"auto.candidates": "bn0,bn64,bbse"}) == [
         "candidates none, bbse; bn0, bn64 need batch normalisation, which mlp lacks"
     ]
+    nobody = (
+        "no training client can hold out the 20 samples of a newcomer, so none holds out any, and "
+        "all keep FedAvg's model; raise auto.held-out, or take fewer clients or more samples"
+    )
+    assert method_caveats(config | {"auto.plays": 0}) == [nobody, lacking]
     assert method_caveats(config | {"method": "bbse"}) == []
+
+
+def test_where_nobody_can_play_newcomers_auto_holds_out_nothing():
+    """20 clients of the digits would hold out 15 samples each; five hold out 59. One seed in which
+    somebody can play is enough. With nothing to hold out clients play with what they train on."""
+    few = defaults() | {"method": "auto", "num-clients": 20}
+    enough = few | {"num-clients": 5}
+    assert replaced_settings([few, few]) == {"auto.held-out": 0.0, "auto.plays": 0}
+    assert replaced_settings([enough]) == replaced_settings([few, enough]) == {}
+    assert replaced_settings([few | {"auto.held-out": 0.0}]) == {}
+    assert replaced_settings([few | {"method": "bbse"}]) == {}

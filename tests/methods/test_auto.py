@@ -273,6 +273,16 @@ def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers():
     assert sum(shares) == pytest.approx(1)
 
 
+def test_without_newcomers_nobody_is_asked_and_clients_are_fedavgs():
+    nothing = {"auto.plays": 0, "auto.held-out": 0.0}
+    result, grid = federate(Watched, **NORMED | nothing)
+    assert not [m for m in grid.seen if m.metadata.message_type in KINDS]
+    alike, _ = federate(**NORMED | {"method": "fedavg"})
+    metrics = dict(result.evaluate_metrics_clientapp[2])
+    expected = dict(alike.evaluate_metrics_clientapp[2])
+    assert {name: metrics[name] for name in expected} == expected
+
+
 def test_no_choice_depends_on_a_novel_label():
     """The labels of novel clients are shuffled: logits, choices and descriptors stay the same; only
     scores change."""
