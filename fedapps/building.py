@@ -25,7 +25,7 @@ from clients.core.decision.choice import CANDIDATES
 from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot, StateUse
 from clients.models import build_model, sized
-from clients.models.foreign import check_logits
+from clients.models.foreign import check_logits, warn_if_random
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.seeds import drawing
@@ -259,6 +259,7 @@ def _method_model(
     name = str(values["model"])
     base = build_model(name, info.shape, info.num_outputs, seed, **dict(model_options))
     check_logits(base, tuple(info.shape), info.task)
+    warn_if_random(base, tuple(info.shape))
     with drawing(seed):
         return network_around(base, method, info, values)
 

@@ -40,6 +40,7 @@ from clients.models.foreign import (
     of_probabilities,
     takes_whole_numbers,
     uncompiled,
+    warn_if_random,
 )
 from clients.models.lightning import OwnSteps, check_without_trainer, trains_itself
 from fedapps.building import (
@@ -468,6 +469,8 @@ def _network(
             of_probabilities(network, task)
         elif outputs == LOGITS:
             check_logits(network, shape, task, OR_DECLARE)
+        if outputs:  # not tried before
+            warn_if_random(network, shape)
         classes = 2 if task == BINARY else num_outputs
         info = Info("own", shape, classes, "", task=task)
         settings = of_method(config, method)
