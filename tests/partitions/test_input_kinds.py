@@ -85,3 +85,19 @@ def test_bytes_stored_as_floats_are_bytes_for_a_later_client_as_in_training(tmp_
     for whole in (False, True):
         read = read_files(tmp_path / "d.npz", whole=whole)
         assert read.x.dtype == np.uint8 and (read.x == x).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+@pytest.mark.parametrize("shape", [(12, 4, 4), (12, 1, 4, 4), (12, 16)])
+def test_whole_numbers_0_and_1_are_truth_values(tmp_path, caplog, dtype, shape):
+    """Divided by 255, as bytes are, they would be nearly 0, and nothing would be learnt."""
+    x = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    federation = partitions.federation(config(tmp_path, x, standardize="none"))
+    assert federation.info.scale == 1.0
+    assert "are the whole numbers 0 and 1: truth values, not divided by 255" in caplog.text
+    rows = federation.rows(0)["train"]
+    found = federation.share(0).train[:][0].numpy()
+    assert found.reshape(len(rows), -1).tolist() == x[rows].reshape(len(rows), -1).tolist()
+    np.save(tmp_path / "dark.npy", x)  # of a later client
+    later = read_files(tmp_path / "dark.npy", whole=True)
+    assert later.x.dtype.kind in "iu"
