@@ -9,9 +9,11 @@ import pytest
 import torch
 from component_runs import run_components
 from datasets import Dataset, DatasetDict
+from PIL import Image
 from scipy.sparse import csr_matrix
 from text_networks import Bag, Classifier, TwoKinds, padded, sentences
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -21,6 +23,7 @@ from torch.utils.data import (
 )
 
 from fedapps.common import once
+from partitions.reading import as_tensor
 
 X = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0.5).long()
@@ -180,6 +183,35 @@ def test_data_of_other_kinds_names_what_to_write(data, words):
         trained(data)
 
 
+class Remembering(nn.Linear):
+    """A network with a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def get_extra_state(self):
+        return {"steps": 3}
+
+
+class AlwaysDropping(nn.Linear):
+    """A network whose dropout does not know that it is evaluated."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5)
+
+
+def test_dropout_in_evaluation_is_said(caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for network in (AlwaysDropping, lambda: nn.Sequential(nn.Dropout(0.5), linear())):
+        trained(((X, Y), (X, Y)), network)
+    (said,) = (r.getMessage() for r in caplog.records if "dropout" in r.getMessage())
+    assert said.startswith("AlwaysDropping gives other outputs for the same inputs in evaluation")
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [
@@ -192,6 +224,7 @@ def test_data_of_other_kinds_names_what_to_write(data, words):
             r"a network of torch\.jit.* before torch\.jit\.script",
         ),
         (nn.Identity, r"Identity without parameters; there is nothing to train: add a layer"),
+        (Remembering, r"the extra state '_extra_state' \(get_extra_state\), dict, which cannot be"),
     ],
 )
 def test_networks_that_cannot_be_trained_name_what_to_write(network, words):
@@ -346,3 +379,20 @@ def test_masked_cells_are_refused():
     masked = np.ma.masked_greater(X.numpy(), 0.9)
     with pytest.raises(RuntimeError, match=r"\d+ masked cells; fill them, as x.filled\(0\), or"):
         trained((masked, Y))
+
+
+def test_pictures_are_their_colours_in_0_to_1():
+    """A picture of a palette is not the numbers of its colours; 16 bits have no known range."""
+    colours = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    rgb = Image.fromarray(colours)
+    expected = torch.from_numpy(colours).permute(2, 0, 1) / 255
+    torch.testing.assert_close(as_tensor(rgb), expected)
+    palette = rgb.quantize(256)
+    torch.testing.assert_close(as_tensor(palette), as_tensor(palette.convert("RGB")))
+    assert as_tensor(rgb.convert("CMYK")).shape == (3, 4, 6)
+    assert as_tensor(rgb.convert("RGBA")).shape == (4, 4, 6)
+    wide = Image.fromarray(np.full((4, 6), 60000, np.uint16))
+    with pytest.raises(
+        RuntimeError, match=r"more than 8 bits \(mode I;16\); give an array .*/ 65535"
+    ):
+        trained(([(wide, 0), (wide, 1)], [(wide, 0)]))
