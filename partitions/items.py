@@ -135,6 +135,7 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
     if tensors is not None:
         x, y, rows = tensors
         if len(rows):
+            say_gaps(x)
             return _of_rows(x, y, rows, name, form)
     if hasattr(items, "toarray"):  # of scipy
         raise ValueError(f"inputs are {name}; give a dense array: x.toarray()")

@@ -2,6 +2,7 @@
 
 These are a tensor x, a pair (x, y), or a mapping of columns; x may be several tensors."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -44,6 +45,13 @@ class Form:
     may_lack_label: bool = False
     table: Callable[[Mapping[str, Any]], np.ndarray] | None = None
     order: list[str] = field(default_factory=list)
+
+    @property
+    def columns(self) -> str:
+        """A digest of `order`; "" before a table was read."""
+        if not self.order:
+            return ""
+        return hashlib.sha256("\n".join(self.order).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

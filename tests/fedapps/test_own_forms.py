@@ -131,6 +131,52 @@ def test_what_was_understood_is_said_once(caplog, monkeypatch):
     assert said.count("data returned a pair: training samples and validation samples") == 1
 
 
+def in_another_order(part):
+    """The nodes' samples: node 2 has its columns in another order."""
+    others = {
+        "table": TABLE[["sick", "weight", "age", "height"]],
+        "rows": TABLE[["weight", "sick", "height", "age"]].rename(columns={"sick": "label"}),
+        "columns": {name: TABLE[name].to_numpy() for name in ("weight", "height", "age", "sick")},
+    }
+    firsts = {"table": TABLE, "rows": ROWS, "columns": table_columns() | {"sick": Y.numpy()}}
+    if part == "rows":
+        others["rows"] = others["rows"].to_dict("records")
+    return lambda node: (others[part] if node == 2 else firsts[part],) * 2
+
+
+@pytest.mark.parametrize("part", ["table", "rows", "columns"])
+def test_a_node_with_its_columns_in_another_order_is_refused(part, caplog, monkeypatch):
+    """By position its weights would be ages: the model would fit neither."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    label = "label" if part == "rows" else "sick"
+    expected = trained(lambda node: (TABLE, TABLE), count=2, label="sick")
+    assert_same(trained(in_another_order(part), count=3, label=label), expected)
+    assert (
+        "refused, columns: its table has other columns than those of most nodes, or" in caplog.text
+    )
+    scaled = {"count": 3, "label": "sick", "standardize": "training-clients"}
+    if part == "table":
+        assert trained(in_another_order(part), **scaled)[1]["train-clients"] == 3
+
+
+def test_a_mini_batch_of_one_sample_names_the_batch_size_that_fits():
+    def normed():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    data = ((X[:17], Y[:17]), (X, Y))
+    words = r"batch-size is 16; of a client's 17 samples a mini-batch has one, .*batch-size to 17"
+    with pytest.raises(RuntimeError, match=words):
+        trained(data, normed, local_steps=0, local_epochs=1, batch_size=16)
+    trained(data, normed, local_steps=0, local_epochs=1, batch_size=17)
+    with pytest.raises(RuntimeError, match="a client has one sample to train on, and its network"):
+        trained(((X[:1], Y[:1]), (X, Y)), normed)
+
+
+def test_empty_validation_samples_are_named():
+    with pytest.raises(RuntimeError, match="validation samples: there are 0 inputs"):
+        trained(((X, Y), (X[:0], Y[:0])))
+
+
 def gap():
     table = TABLE.copy()
     table.loc[3, "height"] = np.nan
@@ -252,8 +298,10 @@ def test_gaps_in_inputs_are_said(caplog, monkeypatch):
         return network
 
     trained(((x, Y), (X, Y)), filling)
-    (said,) = (r.getMessage() for r in caplog.records if "NaN" in r.getMessage())
+    trained((TensorDataset(x[2:], Y[2:]), TensorDataset(X, Y)), filling)
+    said, of_dataset = (r.getMessage() for r in caplog.records if "NaN" in r.getMessage())
     assert said.startswith("row 4 of the inputs holds NaN or infinity, one of 1; unless the net")
+    assert of_dataset.startswith("row 2 of the inputs holds NaN")
 
 
 def test_three_tensors_may_be_anything():

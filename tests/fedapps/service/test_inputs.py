@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -143,6 +144,12 @@ def test_predictions_are_refused_where_personalize_refuses(value):
     scaled[0, 0, 1, 1] = value
     with pytest.raises(ValueError, match=r"or these divided by it|the first in sample 0"):
         model.predict(scaled)
+
+
+def test_two_columns_of_one_name_are_refused():
+    table = pd.DataFrame([[1.0, 2.0, 3.0]], columns=["age", "dose", "age"])
+    with pytest.raises(ValueError, match="DataFrame: two columns are called 'age'; rename one of"):
+        read_inputs(table, replace(CARD, shape=(3,), scale=1.0))
 
 
 def saved(folder):
