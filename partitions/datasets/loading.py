@@ -360,6 +360,7 @@ def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AU
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
     from partitions.datasets.labels import of_task
     from partitions.datasets.readers.convert import as_inputs, joined
+    from partitions.reading import as_array
 
     function = external_code.load(name)
     if not _makes_data(function):
@@ -371,10 +372,11 @@ def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AU
     data = external_code.call_with(name, function, {}, options)
     if not isinstance(data, Raw):
         try:
-            x, y = map(np.asarray, data)
+            x, y = data
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
-        data = Raw(x, y, len(x))
+        x = as_array(x)
+        data = Raw(x, as_array(y), len(x))
     notes: list[str] = []
     x, description = as_inputs(data.x, name, False, notes, inputs)
     y = of_task(data.y, name, task, notes)

@@ -101,3 +101,24 @@ def test_whole_numbers_0_and_1_are_truth_values(tmp_path, caplog, dtype, shape):
     np.save(tmp_path / "dark.npy", x)  # of a later client
     later = read_files(tmp_path / "dark.npy", whole=True)
     assert later.x.dtype.kind in "iu"
+
+
+def test_what_a_function_returns_is_read_as_it_is(tmp_path, monkeypatch):
+    """Masked cells are refused, where numpy would give the values behind the mask; a tensor may
+    need a gradient."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "their_arrays.py").write_text(
+        "import numpy as np\n"
+        "import torch\n"
+        "X = np.arange(24.0).reshape(12, 2) / 24\n"
+        "Pair = tuple[np.ndarray, np.ndarray]\n"
+        "def masked() -> Pair:\n"
+        "    return np.ma.masked_greater(X, 0.9), np.arange(12) % 2\n"
+        "def learnt() -> Pair:\n"
+        "    return torch.tensor(X, requires_grad=True), torch.arange(12) % 2\n"
+    )
+    monkeypatch.setenv("FEDAPPS_ALLOW", "their_arrays:masked,their_arrays:learnt")
+    with pytest.raises(ValueError, match=r"2 masked cells; fill them, as x.filled\(0\)"):
+        configured(defaults() | {"dataset": "their_arrays:masked"})
+    found = configured(defaults() | {"dataset": "their_arrays:learnt"})
+    assert found.x.numpy() == pytest.approx(np.arange(24.0).reshape(12, 2) / 24)
