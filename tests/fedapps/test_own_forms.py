@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 from fedapps.common import once
+from partitions.items import from_items
 from partitions.reading import as_tensor
 
 X = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
@@ -420,6 +421,22 @@ def test_whole_numbers_of_any_type_are_inputs():
         assert_same(trained(((x, Y), (x, Y))), expected)
     x = whole.to(torch.uint16)
     assert_same(trained(((x, Y), (x, Y))), expected)
+
+
+@pytest.mark.parametrize("format", [None, "torch", "numpy"])
+def test_pictures_of_datasets_are_the_same_in_every_format(format):
+    """Formats give bytes up to 255, and numpy's has the channels last."""
+    colours = np.random.default_rng(0).integers(0, 256, (8, 4, 6, 3), dtype=np.uint8)
+    pictures = Dataset.from_dict(
+        {"image": [Image.fromarray(array) for array in colours], "label": [0, 1] * 4}
+    )
+    samples = from_items(pictures.with_format(format))
+    expected = torch.from_numpy(colours).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(samples[:][0], expected)
+    doubled = pictures.with_transform(
+        lambda rows: {"x": [2 * as_tensor(i) for i in rows["image"]], "label": rows["label"]}
+    )
+    torch.testing.assert_close(from_items(doubled)[:][0], 2 * expected)
 
 
 def test_masked_cells_are_refused():
