@@ -3,7 +3,6 @@
 The only builders: for runs, for other people's apps, and to serve. `build_strategy` alone
 constructs a strategy; `strategy_of_run` adds what a run of this package knows of its clients."""
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -24,8 +23,9 @@ from clients.core.cohort import in_cohort
 from clients.core.decision.choice import CANDIDATES
 from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot, StateUse
+from clients.core.single_samples import advice, leaves_one
 from clients.models import build_model, sized
-from clients.models.foreign import check_logits
+from clients.models.foreign import check_logits, warn_if_random
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.seeds import drawing
@@ -98,19 +98,7 @@ def check_takes(client: Client, config: Config, info: Info) -> None:
 def check_batches(client: Client, config: Config, method: str, info: Info) -> None:
     """Raise ValueError if a mini-batch of the client has a single sample, which its network cannot
     train on, since it normalises features over the mini-batch."""
-    n = len(client.share.train)
-    size = client.batch_size
-    batches = math.ceil(n / size)
-    # Whether training ever takes the last, shorter mini-batch of a pass over the samples.
-    takes_last = client.local_epochs > 0
-    if client.batch_draws == "passes" and client.short_batches:
-        takes_last = takes_last or client.local_steps >= batches
-
-    def leaves_one(batch_size: int) -> bool:
-        """Whether mini-batches of that size, or the last one of a pass, have a single sample."""
-        return batch_size == 1 or (takes_last and n % batch_size == 1)
-
-    if n > 1 and not leaves_one(size):
+    if not len(client.share.train) or not leaves_one(client, client.batch_size):
         return
     chosen = settings(config | {"model": client.model_name}, method)
     name = str(chosen["model"])
@@ -122,17 +110,8 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
         with torch.no_grad(), drawing(seed):
             network.train()(client.share.train[:1][0])
     except ValueError as error:
-        if n < 2:
-            raise ValueError(
-                f"a client has one sample to train on, and {name} trains on two or more at a time; "
-                "use fewer clients, or take another model"
-            ) from error
         key = f"{method}.batch-size" if f"{method}.batch-size" in config else "batch-size"
-        fitting = next(other for other in range(size + 1, n + 2) if not leaves_one(other))
-        raise ValueError(
-            f"{key} is {size}; of a client's {n} samples a mini-batch has one, and {name} trains "
-            f"on two or more: set {key} to {fitting}, or take another model"
-        ) from error
+        raise ValueError(advice(client, name, key)) from error
 
 
 def client_settings(config: Config, method: str) -> dict[str, Any]:
@@ -259,6 +238,7 @@ def _method_model(
     name = str(values["model"])
     base = build_model(name, info.shape, info.num_outputs, seed, **dict(model_options))
     check_logits(base, tuple(info.shape), info.task)
+    warn_if_random(base, tuple(info.shape))
     with drawing(seed):
         return network_around(base, method, info, values)
 

@@ -40,6 +40,7 @@ from clients.models.foreign import (
     of_probabilities,
     takes_whole_numbers,
     uncompiled,
+    warn_if_random,
 )
 from clients.models.lightning import OwnSteps, check_without_trainer, trains_itself
 from fedapps.building import (
@@ -96,7 +97,6 @@ from partitions.datasets.loading import Info
 from partitions.items import parts_of
 from partitions.parts import Part, packing
 from partitions.reading import Form
-from partitions.shares import Share
 from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.strategy import PersonalizedStrategy
 
@@ -200,14 +200,13 @@ def client_app(
     checked_shapes: set[tuple[int, ...]] = set()
     known_heads: dict[Hashable, str] = {}
 
-    def read(samples: Any, context: Context, config: Config, reader: TableReader | None) -> Share:
-        form = Form(
+    def form_of(context: Context, config: Config, reader: TableReader | None) -> Form:
+        return Form(
             str(config["task"]),
             str(config["label"]),
             lambda: _inputs_of(model, config, context),
             table=reader,
         )
-        return share_of(samples, context, public, form)
 
     def make_client(
         context: Context, config: Config, named: Mapping[str, Any], message: Mapping[str, Any]
@@ -217,12 +216,14 @@ def client_app(
         scales = config["standardize"] == BY_TRAINING
         if scales:
             encoding = encoding_in(message)
-            share = read(samples, context, config, TableReader(encoding))
+            form = form_of(context, config, TableReader(encoding))
+            share = share_of(samples, context, public, form)
             share = unencoded(share, message) if encoding is None else encoded(share, encoding)
             if encoding is not None and share.novel:
                 say_distance(share, encoding)
         else:
-            share = read(samples, context, config, None)
+            form = form_of(context, config, None)
+            share = share_of(samples, context, public, form)
             if share.novel:
                 say_once(UNKNOWN_DISTANCE)
         shape = tuple(share.everything.x.shape[1:])
@@ -250,6 +251,7 @@ def client_app(
         if loss is not None:
             criterion = OwnLoss(loss, task, from_logits(outputs, task))
             client.criterion = criterion.to(client.device)
+        client.columns = form.columns
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
         client.method_clients = chosen_clients(client, config, method)
@@ -297,7 +299,7 @@ def client_app(
         terms = agreed_terms(message, context)
         chosen, _ = checked(message, context)
         reader = TableReader(None)
-        share = read(data(context), context, chosen, reader)
+        share = share_of(data(context), context, public, form_of(context, chosen, reader))
         sums = statistics_of(share, reader, str(chosen["missing"]), least_category_rows)
         content = RecordDict(
             {
@@ -468,6 +470,8 @@ def _network(
             of_probabilities(network, task)
         elif outputs == LOGITS:
             check_logits(network, shape, task, OR_DECLARE)
+        if outputs:  # not tried before
+            warn_if_random(network, shape)
         classes = 2 if task == BINARY else num_outputs
         info = Info("own", shape, classes, "", task=task)
         settings = of_method(config, method)

@@ -324,7 +324,8 @@ class Federation:
         description = self.info.inputs or Description()
         if name in columns:
             owners = columns[name]
-            gaps = np.flatnonzero(owners == "")
+            is_float = owners.dtype.kind == "f"
+            gaps = np.flatnonzero(~np.isfinite(owners) if is_float else owners == "")
         elif name in description.names:
             cells = self.dataset.x.numpy()[:, description.names.index(name)]
             gaps = np.flatnonzero(~np.isfinite(cells))

@@ -1,6 +1,6 @@
 """Samples of a map-style dataset, such as torch's, with its transforms and its collate function."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -131,10 +131,13 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
     makes its mini-batches. Raises ValueError if it is empty or not such a dataset."""
     form = form or Form()
     name = type(items).__name__
+    if collate is None:
+        items = _with_pictures(items)
     tensors = None if collate is not None else _in_tensors(items)
     if tensors is not None:
         x, y, rows = tensors
         if len(rows):
+            say_gaps(x)
             return _of_rows(x, y, rows, name, form)
     if hasattr(items, "toarray"):  # of scipy
         raise ValueError(f"inputs are {name}; give a dense array: x.toarray()")
@@ -173,6 +176,19 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
         collate=collate,
         parts=parts,
     )
+
+
+def _with_pictures(items: Any) -> Any:
+    """A `datasets.Dataset` that gives its pictures as such. Formats give bytes, of which some have
+    the channels last; a transform of the user's stays."""
+    features = getattr(items, "features", None)
+    given = getattr(items, "format", None)
+    if not isinstance(features, Mapping) or not isinstance(given, Mapping):
+        return items
+    has_pictures = any(type(feature).__name__ == "Image" for feature in features.values())
+    if not has_pictures or given["type"] in (None, "custom"):
+        return items
+    return items.with_format(None, columns=given["columns"])
 
 
 def _check_label(label: Any, task: str, batched: bool) -> None:

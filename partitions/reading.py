@@ -2,6 +2,7 @@
 
 These are a tensor x, a pair (x, y), or a mapping of columns; x may be several tensors."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -20,6 +21,7 @@ from partitions.parts import LARGEST_WHOLE, Part, packed
 from partitions.shares import check_columns
 
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has few operations for them
+PIXELS = ("1", "L", "LA", "RGB", "RGBA")  # modes of Pillow whose bands are channels
 INPUTS = ("x", "input", "inputs", *IMAGES)
 FORMS = f"items are (x, y), x, or mappings with one of {', '.join(INPUTS)}"
 
@@ -43,6 +45,13 @@ class Form:
     may_lack_label: bool = False
     table: Callable[[Mapping[str, Any]], np.ndarray] | None = None
     order: list[str] = field(default_factory=list)
+
+    @property
+    def columns(self) -> str:
+        """A digest of `order`; "" before a table was read."""
+        if not self.order:
+            return ""
+        return hashlib.sha256("\n".join(self.order).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -360,17 +369,17 @@ def as_tensor(value: Any) -> Tensor:
                 f"inputs are {value.layout} tensors of {value.dtype}; give dense ones of real "
                 "numbers, such as x.to_dense()"
             )
+        value = value.detach()
         return value.to(torch.int64) if value.dtype in UNSIGNED else value
     if hasattr(value, "toarray"):  # of scipy
         raise ValueError(f"inputs are {type(value).__name__}; give a dense array: x.toarray()")
     if hasattr(value, "getbands"):  # of Pillow
-        from torchvision.transforms.functional import to_tensor
-
-        picture: Tensor = to_tensor(value)
-        return picture
+        return _of_picture(value)
     array = as_array(value)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no long doubles
+        array = array.astype(np.float64)
     if not array.ndim:
         raise TypeError(f"{value!r:.80} is no array")
     if array.dtype.kind not in "biuf":
@@ -378,4 +387,22 @@ def as_tensor(value: Any) -> Tensor:
             f"inputs are an array of {array.dtype}, such as {array.flat[0]!r:.80}; they must be "
             "numbers"
         )
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _of_picture(picture: Any) -> Tensor:
+    """A picture of Pillow as (channels, height, width) in [0, 1]: as it is if it is grey, RGB or
+    one of these with transparency, else converted to RGB. Raises ValueError for pixels of more than
+    8 bits, whose range is unknown."""
+    from torchvision.transforms.functional import to_tensor
+
+    if picture.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"a picture has pixels of more than 8 bits (mode {picture.mode}); give an array of its "
+            "pixels in [0, 1], as np.asarray(picture) / 65535 of 16 bits"
+        )
+    if picture.mode not in PIXELS:
+        picture = picture.convert("RGB")  # of a palette to_tensor gives the positions in it
+    pixels: Tensor = to_tensor(picture)
+    return pixels

@@ -35,6 +35,7 @@ from clients.core.own_scores import OwnScore
 from clients.core.protocol import (
     BOUND,
     CLIENT,
+    COLUMNS,
     INPUT_SIZE,
     LOSS,
     LR_FACTOR,
@@ -270,6 +271,7 @@ class Client(Configured, NumPyClient):
         self.autocast = ""  # type of forward passes in local training, "": that of the parameters
         self.draws: Draws | None = None  # of the user, in place of passes over all samples
         self.own_scores: Mapping[str, OwnScore] = {}
+        self.columns = ""  # a digest of its table's columns, which the server compares
         # Clients of the methods that this one chooses from, by name, with this one's network.
         self.method_clients: Mapping[str, Client] = {}
         # The arrays that persist on the client between rounds.
@@ -600,11 +602,14 @@ class Client(Configured, NumPyClient):
                 )
 
     def get_properties(self, config: Config) -> Config:
-        """The client's identity, role and sample count, and whether it has no labels."""
+        """The client's identity, role and sample count, whether it has no labels, and the digest of
+        its columns."""
         samples = self.share.everything if self.share.novel else self.share.train
         properties: Config = {}
         if self.share.unlabeled:
             properties[UNLABELED] = True
+        if self.columns:
+            properties[COLUMNS] = self.columns
         return properties | {
             CLIENT: self.client,
             NOVEL: self.share.novel,

@@ -33,6 +33,7 @@ NOVEL = "novel"  # whether it is a novel client
 UNLABELED = "unlabeled"  # whether it is a training client without labels
 MODEL = "model"  # the name of its network
 INPUT_SIZE = "input-size"  # numbers in one input
+COLUMNS = "table-columns"  # a digest of its columns' names in their order, if it has a table
 START_ERROR = "error"  # why it cannot start
 
 # Keys of a reply's metrics. Scores have the names of `fedapps.common.tasks`; the type that a user

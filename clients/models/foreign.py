@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
+from logging import WARNING
 from typing import Any
 
 import torch
@@ -198,6 +199,25 @@ def check_logits(network: nn.Module, shape: tuple[int, ...], task: str, instead:
     )
 
 
+def warn_if_random(network: nn.Module, shape: tuple[int, ...]) -> None:
+    """Warn once of an adopted network whose outputs for the same inputs differ in evaluation
+    mode."""
+    if _hook_of(network) is None:
+        return
+    x = trial_inputs(network, shape)
+    with drawing(0):
+        first = _output_for(network, x)
+        second = _output_for(network, x)
+    if first is None or second is None or torch.allclose(first, second, equal_nan=True):
+        return
+    say_once(
+        f"{type(network).__name__} gives other outputs for the same inputs in evaluation mode, so "
+        "scores and predictions are random; torch.nn.functional.dropout needs "
+        "training=self.training, which torch.nn.Dropout knows",
+        WARNING,
+    )
+
+
 def _output_for(network: nn.Module, x: Tensor) -> Tensor | None:
     """What the network gives in evaluation mode; None if it cannot take x."""
     training = network.training
@@ -351,8 +371,8 @@ def adopted(
 
 
 def check_types(network: nn.Module) -> None:
-    """Raise ValueError for quantised layers, and for complex parameters and buffers that would
-    travel."""
+    """Raise ValueError for quantised layers, and for complex parameters, complex buffers and extra
+    states without a tensor, which would travel."""
     name = type(network).__name__
     quantised = []
     for place, module in network.named_modules():
@@ -367,7 +387,13 @@ def check_types(network: nn.Module) -> None:
     frozen = {place for place, p in network.named_parameters() if not p.requires_grad}
     complex_names = []
     for place, tensor in network.state_dict().items():
-        if isinstance(tensor, Tensor) and tensor.is_complex() and place not in frozen:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{name} has the extra state {place!r} (get_extra_state), {type(tensor).__name__}, "
+                "which cannot be averaged; keep tensors (register_buffer), or leave it out of "
+                "state_dict"
+            )
+        if tensor.is_complex() and place not in frozen:
             complex_names.append(place)
     if complex_names:
         raise ValueError(

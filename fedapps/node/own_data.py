@@ -62,8 +62,10 @@ def share_of(
     parts = given_parts(given)
     train = _samples(parts.train, form, draws=True)
     empty = replace(train, index=train.index[:0])
-    held_out = empty if parts.validation is None else _samples(parts.validation, form)
-    test = None if parts.test is None else _samples(parts.test, form)
+    held_out = _held_out(parts.validation, form, "validation")
+    if held_out is None:
+        held_out = empty
+    test = _held_out(parts.test, form, "test")
     if not novel:
         for samples, name in ((held_out, "validation"), (test, "test")):
             if samples is not None and len(samples):
@@ -266,6 +268,16 @@ def _samples(part: Any, form: Form, draws: bool = False) -> Samples:
         kinds = ", ".join(type(item).__name__ for item in part)
         raise ValueError(f"data returned ({kinds}) as samples; {FORMS}")
     return from_items(part, form)
+
+
+def _held_out(part: Any, form: Form, name: str) -> Samples | None:
+    """Validation or test samples; None if there are none."""
+    if part is None:
+        return None
+    try:
+        return _samples(part, form)
+    except ValueError as error:
+        raise ValueError(f"{name} samples: {error}") from error
 
 
 def _as_inputs(x: Any) -> Any:

@@ -1,8 +1,11 @@
 """Sweeps that continue: finished runs are skipped, the others resume."""
 
+import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedapps.common import external_code
 from fedapps.engines.jobs import Job
 from fedapps.files import FORMAT
 from fedapps.results.schema import Summary, SummaryFile
@@ -15,11 +18,14 @@ from fedapps.settings.saved_configurations import (
     run_folders,
 )
 from fedapps.settings.variants import Variant
+from partitions.datasets.loading import own_path
+
+logger = logging.getLogger(__name__)
 
 
 def keep_finished(jobs: Sequence[Job]) -> None:
     """Mark jobs as done whose folder holds their finished run: the same configuration, in the
-    present format of results.
+    present format of results. Warn of data and code that changed since the run began.
 
     Raises ValueError if a folder holds a run of another configuration, finished or with a
     checkpoint, or a finished one whose configuration cannot be read: it must not be lost by
@@ -38,6 +44,36 @@ def keep_finished(jobs: Sequence[Job]) -> None:
                     "another --output, or start over with --fresh"
                 )
         job.done = done is not None
+        if done is not None or unfinished(job.folder) is not None:
+            _warn_of_changes(job)
+
+
+def _warn_of_changes(job: Job) -> None:
+    """Name a file of the run's data or code that is newer than the run's beginning."""
+    began = (job.folder / "config.toml").stat().st_mtime
+    for file in _files_of_user(job.config):
+        if file.stat().st_mtime > began:
+            what = "is kept" if job.done else "continues"
+            logger.warning(
+                "%s %s, but %s has changed since it began; to start over: --fresh, or fresh=True "
+                "in Python",
+                job.folder, what, file,
+            )  # fmt: skip
+            return
+
+
+def _files_of_user(config: Config) -> list[Path]:
+    """The files of the user's data, and of the modules that the configuration names."""
+    files: list[Path] = []
+    data = own_path(str(config["dataset"]), str(config["data-dir"]))
+    if data is not None:
+        files += [path for path in (data, *data.rglob("*")) if path.is_file()]
+    for reference in external_code.named(config):
+        module = sys.modules.get(reference.partition(":")[0])
+        file = getattr(module, "__file__", None)
+        if file and Path(file).is_file():
+            files.append(Path(file))
+    return files
 
 
 def finished(folder: Path) -> Config | None:
@@ -83,5 +119,7 @@ def begun_jobs(folder: Path) -> list[Job]:
             "resume": True,
         }
         method = str(Variant.of_folder(run, str(config["method"])))
-        jobs.append(Job(method, int(config["seed"]), config, run, done=finished(run) is not None))
+        job = Job(method, int(config["seed"]), config, run, done=finished(run) is not None)
+        _warn_of_changes(job)
+        jobs.append(job)
     return jobs

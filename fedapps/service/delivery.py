@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,13 +23,14 @@ from fedapps.files import array_bytes, write_files
 from fedapps.results.card import Card
 from fedapps.results.reference import Reference, far
 from fedapps.saved import DIGESTS, MODEL, SavedFiles, digest, opening, read_json
-from fedapps.service.inputs import Data, Inputs, read_inputs, unlabeled
+from fedapps.service.inputs import Data, Inputs, check_values, read_inputs, unlabeled
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
 from fedapps.settings.config import Config
 from partitions.datasets.description import TOKENS
 from partitions.datasets.distance import warning
 from partitions.datasets.loading import Moment
+from partitions.reading import as_tensor
 from partitions.shares import labeled_rows
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"
@@ -72,22 +74,23 @@ class PersonalModel(nn.Module):
         self.register_buffer("mean", _broadcast(card.mean, card.shape).to(precision))
         self.register_buffer("std", _broadcast(card.std, card.shape).to(precision))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | np.ndarray) -> Tensor:
         """Logits (n, C)."""
+        if not isinstance(x, Tensor):
+            x = as_tensor(x).to(self.scale.device)
         if self.card.inputs == TOKENS:
             return self.network(x)
         if x.ndim == self.flat:
             x = x[:, None]
-        if self.by_column:  # in float64, as in training: see `Samples`
-            scaled = x.double() / self.scale
-        elif x.is_floating_point() or x.dtype == torch.bool:
-            scaled = x.float()
-        else:
-            scaled = x.float() / self.scale
+        is_scaled = x.is_floating_point() or x.dtype == torch.bool
+        x = x.double() if self.by_column else x.float()  # as in training: see `Samples`
+        scaled = x if is_scaled else x / self.scale
         return self.network(((scaled - self.mean) / self.std).float())
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Classes (n,), truth values (n, k), or values (n, k) in their own unit."""
+    def predict(self, x: Tensor | np.ndarray) -> Tensor:
+        """Classes (n,), truth values (n, k), or values (n, k) in their own unit. Raises ValueError
+        for inputs on another scale than `forward` takes, and for NaN and infinity."""
+        check_values(as_tensor(x), self.card.scale, self.card)
         with torch.no_grad():
             outputs: Tensor = self(x)
         return predicted(outputs, self.card.targets)

@@ -37,6 +37,7 @@ from partitions.datasets.readers.own_leaf import leaf_files
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_frame
 from partitions.datasets.words import of_length, renumbered
+from partitions.reading import as_tensor
 from partitions.shares import META, Samples, Share, without_labels
 
 Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are
@@ -81,7 +82,7 @@ def read_inputs(data: Data, card: Card) -> Inputs:
         sizes = (len(data), 0)
         raw = read_frame(data, Path("DataFrame"), True, card.label, card.task, notes, sizes)
         return _read(raw, Path("DataFrame"), card)
-    x = torch.as_tensor(data)
+    x = as_tensor(data)
     # Truth values are 0 and 1, as in files: no whole numbers of the dataset's scale.
     if x.dtype == torch.bool and card.inputs != TOKENS:
         x = x.float()
@@ -232,8 +233,7 @@ def unlabeled(
         scale = 1.0
     elif picture:
         scale = PIXEL_MAX  # whatever the run's dataset stores
-    _check_finite(x, "the array")  # files are checked where they are read
-    _check_range(x, scale, card)
+    check_values(x, scale, card)
     no_labels = _no_labels(len(x), card)
     # The client never sees the labels.
     index = torch.arange(len(x))
@@ -281,6 +281,13 @@ def _exported(path: Path, card: Card) -> Inputs:
     else:
         scored[share.train.index] = False
     return Inputs(list(map(str, range(len(x)))), share, labels, scored)
+
+
+def check_values(x: Tensor, scale: float, card: Card) -> None:
+    """Raise ValueError for NaN and infinity, for whole numbers outside 0 … `scale`, and for floats
+    outside [0, 1], unless the run takes any numbers."""
+    _check_finite(x, "the array")  # files are checked where they are read
+    _check_range(x, 1.0 if x.is_floating_point() else scale, card)
 
 
 def _check_finite(x: Tensor, where: str) -> None:

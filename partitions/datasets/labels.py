@@ -324,7 +324,8 @@ def _whole(labels: np.ndarray, source: str) -> np.ndarray:
             f"{source}: row {infinite[0]} has the label {labels[infinite[0]]}, one of "
             f"{len(infinite)} that are no finite numbers; fill them in, or leave these rows out"
         )
-    wrong = np.flatnonzero((labels % 1 != 0) | (np.abs(labels) > LARGEST))
+    sizes = np.abs(labels.astype(np.float64))  # LARGEST is no float16
+    wrong = np.flatnonzero((labels % 1 != 0) | (sizes > LARGEST))
     if len(wrong):
         raise ValueError(
             f"{source}: labels are decimals such as {labels[wrong[0]]:g} (row {wrong[0]}); "

@@ -48,7 +48,7 @@ _KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
 OTHER_LEVEL = {"folder:0": "folder:1", "folder:1": "folder:0"}  # of two levels of folders
 OF_FILES = ("image_size", "label_column", "task", "inputs", "skip_broken")  # options of reading
 OWN = "own data"  # the summary of a user's data
-READ_VERSION = 3  # of what the readers of a user's files return, for the cache
+READ_VERSION = 4  # of what the readers of a user's files return, for the cache
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
 
@@ -360,6 +360,7 @@ def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AU
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
     from partitions.datasets.labels import of_task
     from partitions.datasets.readers.convert import as_inputs, joined
+    from partitions.reading import as_array
 
     function = external_code.load(name)
     if not _makes_data(function):
@@ -371,10 +372,11 @@ def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AU
     data = external_code.call_with(name, function, {}, options)
     if not isinstance(data, Raw):
         try:
-            x, y = map(np.asarray, data)
+            x, y = data
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name!r} must return inputs and labels, or a Raw") from error
-        data = Raw(x, y, len(x))
+        x = as_array(x)
+        data = Raw(x, as_array(y), len(x))
     notes: list[str] = []
     x, description = as_inputs(data.x, name, False, notes, inputs)
     y = of_task(data.y, name, task, notes)

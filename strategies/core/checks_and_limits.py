@@ -52,6 +52,7 @@ from clients.core.arrays import (
 from clients.core.protocol import (
     CAPABILITIES,
     CLIENT,
+    COLUMNS,
     COUNTS,
     DOMAIN,
     HEAD,
@@ -196,6 +197,7 @@ READERS: dict[str, Reader] = {
     MODEL: text,
     NUM_EXAMPLES: SAMPLES,
     INPUT_SIZE: integer(1, 10**9),
+    COLUMNS: text,
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),

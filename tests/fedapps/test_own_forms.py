@@ -9,9 +9,11 @@ import pytest
 import torch
 from component_runs import run_components
 from datasets import Dataset, DatasetDict
+from PIL import Image
 from scipy.sparse import csr_matrix
 from text_networks import Bag, Classifier, TwoKinds, padded, sentences
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -21,6 +23,8 @@ from torch.utils.data import (
 )
 
 from fedapps.common import once
+from partitions.items import from_items
+from partitions.reading import as_tensor
 
 X = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0.5).long()
@@ -128,6 +132,52 @@ def test_what_was_understood_is_said_once(caplog, monkeypatch):
     assert said.count("data returned a pair: training samples and validation samples") == 1
 
 
+def in_another_order(part):
+    """The nodes' samples: node 2 has its columns in another order."""
+    others = {
+        "table": TABLE[["sick", "weight", "age", "height"]],
+        "rows": TABLE[["weight", "sick", "height", "age"]].rename(columns={"sick": "label"}),
+        "columns": {name: TABLE[name].to_numpy() for name in ("weight", "height", "age", "sick")},
+    }
+    firsts = {"table": TABLE, "rows": ROWS, "columns": table_columns() | {"sick": Y.numpy()}}
+    if part == "rows":
+        others["rows"] = others["rows"].to_dict("records")
+    return lambda node: (others[part] if node == 2 else firsts[part],) * 2
+
+
+@pytest.mark.parametrize("part", ["table", "rows", "columns"])
+def test_a_node_with_its_columns_in_another_order_is_refused(part, caplog, monkeypatch):
+    """By position its weights would be ages: the model would fit neither."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    label = "label" if part == "rows" else "sick"
+    expected = trained(lambda node: (TABLE, TABLE), count=2, label="sick")
+    assert_same(trained(in_another_order(part), count=3, label=label), expected)
+    assert (
+        "refused, columns: its table has other columns than those of most nodes, or" in caplog.text
+    )
+    scaled = {"count": 3, "label": "sick", "standardize": "training-clients"}
+    if part == "table":
+        assert trained(in_another_order(part), **scaled)[1]["train-clients"] == 3
+
+
+def test_a_mini_batch_of_one_sample_names_the_batch_size_that_fits():
+    def normed():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    data = ((X[:17], Y[:17]), (X, Y))
+    words = r"batch-size is 16; of a client's 17 samples a mini-batch has one, .*batch-size to 17"
+    with pytest.raises(RuntimeError, match=words):
+        trained(data, normed, local_steps=0, local_epochs=1, batch_size=16)
+    trained(data, normed, local_steps=0, local_epochs=1, batch_size=17)
+    with pytest.raises(RuntimeError, match="a client has one sample to train on, and its network"):
+        trained(((X[:1], Y[:1]), (X, Y)), normed)
+
+
+def test_empty_validation_samples_are_named():
+    with pytest.raises(RuntimeError, match="validation samples: there are 0 inputs"):
+        trained(((X, Y), (X[:0], Y[:0])))
+
+
 def gap():
     table = TABLE.copy()
     table.loc[3, "height"] = np.nan
@@ -180,6 +230,35 @@ def test_data_of_other_kinds_names_what_to_write(data, words):
         trained(data)
 
 
+class Remembering(nn.Linear):
+    """A network with a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def get_extra_state(self):
+        return {"steps": 3}
+
+
+class AlwaysDropping(nn.Linear):
+    """A network whose dropout does not know that it is evaluated."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5)
+
+
+def test_dropout_in_evaluation_is_said(caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for network in (AlwaysDropping, lambda: nn.Sequential(nn.Dropout(0.5), linear())):
+        trained(((X, Y), (X, Y)), network)
+    (said,) = (r.getMessage() for r in caplog.records if "dropout" in r.getMessage())
+    assert said.startswith("AlwaysDropping gives other outputs for the same inputs in evaluation")
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [
@@ -192,6 +271,7 @@ def test_data_of_other_kinds_names_what_to_write(data, words):
             r"a network of torch\.jit.* before torch\.jit\.script",
         ),
         (nn.Identity, r"Identity without parameters; there is nothing to train: add a layer"),
+        (Remembering, r"the extra state '_extra_state' \(get_extra_state\), dict, which cannot be"),
     ],
 )
 def test_networks_that_cannot_be_trained_name_what_to_write(network, words):
@@ -219,8 +299,10 @@ def test_gaps_in_inputs_are_said(caplog, monkeypatch):
         return network
 
     trained(((x, Y), (X, Y)), filling)
-    (said,) = (r.getMessage() for r in caplog.records if "NaN" in r.getMessage())
+    trained((TensorDataset(x[2:], Y[2:]), TensorDataset(X, Y)), filling)
+    said, of_dataset = (r.getMessage() for r in caplog.records if "NaN" in r.getMessage())
     assert said.startswith("row 4 of the inputs holds NaN or infinity, one of 1; unless the net")
+    assert of_dataset.startswith("row 2 of the inputs holds NaN")
 
 
 def test_three_tensors_may_be_anything():
@@ -341,8 +423,41 @@ def test_whole_numbers_of_any_type_are_inputs():
     assert_same(trained(((x, Y), (x, Y))), expected)
 
 
+@pytest.mark.parametrize("format", [None, "torch", "numpy"])
+def test_pictures_of_datasets_are_the_same_in_every_format(format):
+    """Formats give bytes up to 255, and numpy's has the channels last."""
+    colours = np.random.default_rng(0).integers(0, 256, (8, 4, 6, 3), dtype=np.uint8)
+    pictures = Dataset.from_dict(
+        {"image": [Image.fromarray(array) for array in colours], "label": [0, 1] * 4}
+    )
+    samples = from_items(pictures.with_format(format))
+    expected = torch.from_numpy(colours).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(samples[:][0], expected)
+    doubled = pictures.with_transform(
+        lambda rows: {"x": [2 * as_tensor(i) for i in rows["image"]], "label": rows["label"]}
+    )
+    torch.testing.assert_close(from_items(doubled)[:][0], 2 * expected)
+
+
 def test_masked_cells_are_refused():
     """numpy would give the values behind the mask."""
     masked = np.ma.masked_greater(X.numpy(), 0.9)
     with pytest.raises(RuntimeError, match=r"\d+ masked cells; fill them, as x.filled\(0\), or"):
         trained((masked, Y))
+
+
+def test_pictures_are_their_colours_in_0_to_1():
+    """A picture of a palette is not the numbers of its colours; 16 bits have no known range."""
+    colours = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    rgb = Image.fromarray(colours)
+    expected = torch.from_numpy(colours).permute(2, 0, 1) / 255
+    torch.testing.assert_close(as_tensor(rgb), expected)
+    palette = rgb.quantize(256)
+    torch.testing.assert_close(as_tensor(palette), as_tensor(palette.convert("RGB")))
+    assert as_tensor(rgb.convert("CMYK")).shape == (3, 4, 6)
+    assert as_tensor(rgb.convert("RGBA")).shape == (4, 4, 6)
+    wide = Image.fromarray(np.full((4, 6), 60000, np.uint16))
+    with pytest.raises(
+        RuntimeError, match=r"more than 8 bits \(mode I;16\); give an array .*/ 65535"
+    ):
+        trained(([(wide, 0), (wide, 1)], [(wide, 0)]))

@@ -1,9 +1,12 @@
 """Sweeps that go on: what is finished is kept, and nothing of it is lost."""
 
 import json
+import os
 import re
 import threading
+import time
 
+import numpy as np
 import pytest
 from small_runs import SMALL, fedapps
 
@@ -39,6 +42,42 @@ def test_what_is_finished_is_kept_and_the_rest_is_run(tmp_path):
     after = written(tmp_path)
     fedapps(*RUN, "--methods", "fedper", "--output", tmp_path)  # its summary is damaged: run again
     assert written(tmp_path)["fedper-seed0"] != after["fedper-seed0"]
+
+
+def test_data_and_code_that_changed_since_a_run_are_named(tmp_path, monkeypatch, caplog):
+    """The results stay those of the old file: repeating the command alone must not hide it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    network = tmp_path / "my_nets.py"
+    network.write_text(
+        "from torch import nn\n"
+        "def flat(num_classes: int) -> nn.Module:\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(3, num_classes))\n"
+    )
+    data = tmp_path / "d.npz"
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    np.savez(data, x=x, y=np.arange(40) % 2)
+    words = ["run", f"dataset={data}", "model=my_nets:flat", "partition=iid", "num-clients=4"]
+    words += [
+        "rounds=1",
+        "--engine",
+        "in-process",
+        "--methods",
+        "local",
+        "--output",
+        tmp_path / "o",
+    ]
+    fedapps(*words)
+    fedapps(*words)
+    assert "has changed since" not in caplog.text
+    before = written(tmp_path / "o")
+    for file in (data, network):
+        caplog.clear()
+        later = time.time() + 60
+        os.utime(file, (later, later))
+        fedapps(*words)
+        assert f"local-seed0 is kept, but {file} has changed since it began" in caplog.text
+        os.utime(file, (0, 0))
+    assert written(tmp_path / "o") == before
 
 
 DAMAGES = {

@@ -238,6 +238,36 @@ def test_owners_may_be_whole_numbers(tmp_path):
     assert sorted(found.share(client).attributes["ward"] for client in (0, 1)) == ["3", "7"]
 
 
+def owners_of(folder, owners, num_clients):
+    """A federation whose owners stand in an array beside the inputs."""
+    folder.mkdir()
+    arrays = {"x": np.arange(2.0 * ROWS).reshape(ROWS, 2), "y": np.arange(ROWS) // 4 % 2}
+    np.savez(folder / "d.npz", site=owners, **arrays)
+    settings = {"partition": "natural", "partition.column": "site", "num-clients": num_clients}
+    return partitions.federation(defaults() | SPLIT | {"dataset": str(folder / "d.npz")} | settings)
+
+
+def test_an_array_of_owners_may_hold_texts_numbers_and_dates(tmp_path):
+    days = np.array(["2024-01-01", "2024-01-02"], "datetime64[D]")
+    for number, names in enumerate((np.array([b"a", b"b"]), np.array([0.5, 2.5]), days)):
+        found = owners_of(tmp_path / str(number), names[np.arange(ROWS) % 2], 2)
+        parities = []
+        for client in (0, 1):
+            rows = np.concatenate(list(found.rows(client).values()))
+            parities.append(set((rows % 2).tolist()))
+        assert sorted(parities, key=min) == [{0}, {1}]
+
+
+@pytest.mark.parametrize("gap", [np.nan, np.datetime64("NaT", "D")], ids=str)
+def test_an_array_of_owners_has_no_gaps(tmp_path, gap):
+    """NaN is no owner, and rows without one are not dealt to the others."""
+    kind = float if isinstance(gap, float) else "datetime64[D]"
+    owners = (np.arange(ROWS) % 3).astype(kind)
+    owners[5] = gap
+    with pytest.raises(ValueError, match=r"column site, .* has 1 empty cells, the first in row 5"):
+        owners_of(tmp_path / "gap", owners, 3)
+
+
 def test_which_texts_are_the_owner_is_asked(tmp_path):
     frame = table(site=words(ROWS, "a", "b"), smoker=words(ROWS, "yes", "no"))
     with pytest.raises(ValueError, match=r"several columns of texts .*: site, smoker; set partiti"):

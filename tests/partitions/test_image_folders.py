@@ -1,7 +1,8 @@
 """Folders of images in folders: which level is the class, and which the owner."""
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 import partitions
 from fedapps.settings.config import defaults
@@ -127,3 +128,18 @@ def test_a_later_clients_images_need_no_folders(tmp_path):
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
     raw = read_files(tmp_path, whole=True, label="folder:1")
     assert not raw.labeled and raw.y.tolist() == [-1]
+
+
+def test_photos_are_turned_upright(tmp_path):
+    """A camera held upright writes its rows sideways, and says so in EXIF (orientation 6: a quarter
+    turn). Damaged EXIF says nothing."""
+    upright = Image.new("L", (2, 3))
+    upright.putdata([0, 50, 100, 150, 200, 250])
+    sideways = upright.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for name, words in (("a", exif.tobytes()), ("b", b"Exif\0\0II*\0damaged")):
+        (tmp_path / name / "ill").mkdir(parents=True)
+        sideways.save(tmp_path / name / "ill" / "0.png", exif=words)
+    assert read_files(tmp_path / "a").x[0, 0].tolist() == [[0, 50], [100, 150], [200, 250]]
+    assert read_files(tmp_path / "b").x[0, 0].tolist() == np.asarray(sideways).tolist()

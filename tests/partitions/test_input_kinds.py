@@ -85,3 +85,40 @@ def test_bytes_stored_as_floats_are_bytes_for_a_later_client_as_in_training(tmp_
     for whole in (False, True):
         read = read_files(tmp_path / "d.npz", whole=whole)
         assert read.x.dtype == np.uint8 and (read.x == x).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+@pytest.mark.parametrize("shape", [(12, 4, 4), (12, 1, 4, 4), (12, 16)])
+def test_whole_numbers_0_and_1_are_truth_values(tmp_path, caplog, dtype, shape):
+    """Divided by 255, as bytes are, they would be nearly 0, and nothing would be learnt."""
+    x = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    federation = partitions.federation(config(tmp_path, x, standardize="none"))
+    assert federation.info.scale == 1.0
+    assert "are the whole numbers 0 and 1: truth values, not divided by 255" in caplog.text
+    rows = federation.rows(0)["train"]
+    found = federation.share(0).train[:][0].numpy()
+    assert found.reshape(len(rows), -1).tolist() == x[rows].reshape(len(rows), -1).tolist()
+    np.save(tmp_path / "dark.npy", x)  # of a later client
+    later = read_files(tmp_path / "dark.npy", whole=True)
+    assert later.x.dtype.kind in "iu"
+
+
+def test_what_a_function_returns_is_read_as_it_is(tmp_path, monkeypatch):
+    """Masked cells are refused, where numpy would give the values behind the mask; a tensor may
+    need a gradient."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "their_arrays.py").write_text(
+        "import numpy as np\n"
+        "import torch\n"
+        "X = np.arange(24.0).reshape(12, 2) / 24\n"
+        "Pair = tuple[np.ndarray, np.ndarray]\n"
+        "def masked() -> Pair:\n"
+        "    return np.ma.masked_greater(X, 0.9), np.arange(12) % 2\n"
+        "def learnt() -> Pair:\n"
+        "    return torch.tensor(X, requires_grad=True), torch.arange(12) % 2\n"
+    )
+    monkeypatch.setenv("FEDAPPS_ALLOW", "their_arrays:masked,their_arrays:learnt")
+    with pytest.raises(ValueError, match=r"2 masked cells; fill them, as x.filled\(0\)"):
+        configured(defaults() | {"dataset": "their_arrays:masked"})
+    found = configured(defaults() | {"dataset": "their_arrays:learnt"})
+    assert found.x.numpy() == pytest.approx(np.arange(24.0).reshape(12, 2) / 24)

@@ -38,9 +38,10 @@ def as_inputs(
     """Inputs in the form that datasets have, and what they are: as `declared`, or what their axes
     and type leave no choice of.
 
-    Tokens are int64. Vectors of float64 stay so, since they are scaled by column. Other inputs as
-    `scaled_pixels`. With `whole`, the axes of a later client's inputs decide. Raises ValueError for
-    inputs with several readings, and for those that are not what was declared."""
+    Tokens are int64. Vectors of float64 stay so, since they are scaled by column. Whole numbers 0
+    and 1 alone are truth values, as float32. Other inputs as `scaled_pixels`. With `whole`, the
+    axes of a later client's inputs decide. Raises ValueError for inputs with several readings, and
+    for those that are not what was declared."""
     x = _numbers(x, source)
     kind = _kind(x, source, declared, whole)
     if declared == AUTO and not whole and _may_be_tokens(x, kind):
@@ -62,6 +63,11 @@ def as_inputs(
             x = x.astype(np.float32)
         check_size(x.nbytes, source)
         return x, Description(SIGNAL)
+    if not whole and x.dtype.kind in "iu" and x.size and x.min() == 0 and x.max() == 1:
+        notes.append(
+            f"{source}: inputs are the whole numbers 0 and 1: truth values, not divided by 255"
+        )
+        x = x.astype(np.float32)
     return scaled_pixels(x, source, whole, notes), Description(kind)
 
 

@@ -235,8 +235,21 @@ def _part(
     columns = {}
     if not ending:
         for name, array in arrays.items():
-            if name not in ("x", y_name) and array.shape == (len(x),):
-                columns[name] = array
+            column = None if name in ("x", y_name) else _natural_column(array)
+            if column is not None and column.shape == (len(x),):
+                columns[name] = column
     num_train = 0 if ending == "_test" else len(x)
     values, description = as_inputs(x, path, whole, notes, declared)
     return Raw(values, labels, num_train, columns, labeled=y is not None, inputs=description)
+
+
+def _natural_column(values: np.ndarray) -> np.ndarray | None:
+    """Values (n,) as numbers or texts, dates as texts and "" where there is none; None for values
+    of another type."""
+    if values.dtype.kind in "biufU":
+        return values
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind == "M":
+        return np.where(np.isnat(values), "", np.datetime_as_string(values))
+    return None

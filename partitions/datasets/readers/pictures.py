@@ -1,8 +1,10 @@
 """A folder of class folders of images (torchvision's ImageFolder), with ``train`` and ``test``
 folders or without.
 
-Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3."""
+Images become uint8 (C, H, W), C = 1 where all of them are grey, else 3. Photos are turned upright,
+which ImageFolder leaves to a transform."""
 
+import contextlib
 import io
 import os
 import re
@@ -315,6 +317,7 @@ def _open(name: str, file: str | io.BytesIO) -> tuple[Image.Image, int]:
             if frames > 1:
                 picture.seek(0)  # counting them moved it
             picture.load()
+            _turn_upright(picture)
     except Exception as error:  # Pillow raises many kinds of errors for damaged bytes
         reason = str(error)
         if isinstance(error, UnidentifiedImageError):
@@ -325,6 +328,12 @@ def _open(name: str, file: str | io.BytesIO) -> tuple[Image.Image, int]:
             f"{name} has pixels of more than 8 bits (mode {picture.mode}); save it with 8 bits"
         )
     return picture, frames
+
+
+def _turn_upright(picture: Image.Image) -> None:
+    """Turn a photo as its camera was held, which EXIF says beside the pixels."""
+    with contextlib.suppress(Exception):  # Pillow raises many kinds of errors for damaged EXIF
+        ImageOps.exif_transpose(picture, in_place=True)
 
 
 def images(

@@ -246,6 +246,10 @@ def read_frame(
     their description. `sizes` are the numbers of its training rows and of its validation rows.
     Texts are natural columns, too. `classes` names labels that are numbers. Up to a share `skip` of
     the rows may lack a label."""
+    names = [str(name) for name in frame.columns]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{source}: two columns are called {twice[0]!r}; rename one of them")
     label_columns = _label_columns(list(frame.columns), source, whole, label)
     if skip and label_columns and not whole:
         has_none = frame[label_columns].isna().any(axis=1).to_numpy()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -89,6 +90,66 @@ def test_a_model_that_is_delivered_prepares_its_inputs_itself():
     expected = (both / 16 - means[:, None, None]) / deviations[:, None, None]
     found = PersonalModel(torch.nn.Identity(), card, {})(torch.from_numpy(both))
     assert found.numpy() == pytest.approx(expected)
+
+
+def test_a_model_by_column_takes_scaled_inputs_as_they_are():
+    """Bytes in columns: (v/255 − m)/s of a whole v, (v − m)/s of a v that is divided already."""
+    card = replace(CARD, shape=(2,), scale=255.0, mean=(0.25, 0.5), std=(0.5, 2.0))
+    model = PersonalModel(torch.nn.Identity(), card, {})
+    rows = np.array([[0, 255], [51, 102]], np.uint8)
+    expected = (rows / 255 - [0.25, 0.5]) / [0.5, 2.0]
+    for given in (rows, (rows / 255).astype(np.float32), rows / 255, rows.astype(np.int64)):
+        assert seen(read_inputs(given, card)) == pytest.approx(expected, abs=1e-6)
+        assert model(torch.from_numpy(given)).numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_arrays_of_any_layout_are_inputs_of_a_run_and_of_its_model():
+    """Views from behind, other byte orders and lists, which torch does not take as they are."""
+    model = PersonalModel(torch.nn.Identity(), CARD, {})
+    scaled = ROWS / 16
+    backwards = np.ascontiguousarray(ROWS[..., ::-1])[..., ::-1]
+    tensor = torch.from_numpy(scaled).requires_grad_()
+    for given in (
+        backwards,
+        scaled.astype(">f4"),
+        scaled.astype(np.longdouble),
+        ROWS.tolist(),
+        tensor,
+    ):
+        assert seen(read_inputs(given, CARD)) == pytest.approx(SEEN)
+        assert model(given).detach().numpy() == pytest.approx(SEEN)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (np.ma.masked_equal(ROWS, 8), r"1 masked cells; fill them, as x.filled\(0\)"),
+        (ROWS.astype(str), "inputs are an array of <U3, .*; they must be numbers"),
+        (torch.from_numpy(ROWS / 16).cfloat(), "tensors of torch.complex64; give dense ones"),
+        (torch.from_numpy(ROWS / 16).to_sparse(), "torch.sparse_coo tensors .*to_dense"),
+    ],
+    ids=["masked", "texts", "complex", "sparse"],
+)
+def test_arrays_that_are_no_numbers_name_what_to_give(given, words):
+    """The values behind a mask and the imaginary parts were served, or left out, without a word."""
+    with pytest.raises(ValueError, match=words):
+        read_inputs(given, CARD)
+
+
+@pytest.mark.parametrize("value", [16.0, np.nan])
+def test_predictions_are_refused_where_personalize_refuses(value):
+    model = PersonalModel(torch.nn.Flatten(), CARD, {})
+    scaled = ROWS / np.float32(16)
+    assert model.predict(torch.from_numpy(scaled)).tolist() == model.predict(ROWS).tolist()
+    scaled[0, 0, 1, 1] = value
+    with pytest.raises(ValueError, match=r"or these divided by it|the first in sample 0"):
+        model.predict(scaled)
+
+
+def test_two_columns_of_one_name_are_refused():
+    table = pd.DataFrame([[1.0, 2.0, 3.0]], columns=["age", "dose", "age"])
+    with pytest.raises(ValueError, match="DataFrame: two columns are called 'age'; rename one of"):
+        read_inputs(table, replace(CARD, shape=(3,), scale=1.0))
 
 
 def saved(folder):
