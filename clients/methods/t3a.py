@@ -5,8 +5,9 @@ features of inputs that are predicted as k, and keeps the `supports` features of
 logit of class k is the product of an input's features with the template c_k, the mean of the set.
 No gradients and no labels are used.
 
-c_k is scaled to unit length, as in the authors' code; the paper prints the mean itself
-(`unit_templates` = false). Departs from the paper: all inputs are one batch, which joins the sets
+c_k is the mean, as the paper prints it. The authors' code scales it to unit length
+(`unit_templates`), which loses accuracy for training clients with few classes
+(docs/results/digits.md). Departs from the paper: all inputs are one batch, which joins the sets
 before any input is classified. Departs from the authors' code: ω_k belongs to class k even if the
 classifier predicts another class for it."""
 
@@ -38,7 +39,7 @@ class T3AClient(Client):
 
     supports = setting(20, "M, features kept for each class; 0: all", COUNT, evaluation=True)
     unit_templates = setting(
-        True,
+        False,
         "scale the class templates to unit length, as the authors' code does",
         evaluation=True,
     )

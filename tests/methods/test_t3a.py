@@ -36,8 +36,8 @@ def test_templates_by_hand(unit):
     assert logits.argmax(1).tolist() == ([0, 1] if unit else [1, 1])
 
 
-def test_templates_are_of_unit_length_by_default():
-    assert t3a().templates().norm(dim=1).tolist() == pytest.approx([1, 1])
+def test_templates_are_means_by_default():
+    assert t3a(supports=0).templates()[0].tolist() == pytest.approx([0.8, 0.4])
 
 
 def test_a_bias_counts_in_the_pseudo_labels():
