@@ -14,14 +14,13 @@ from torch import Tensor
 
 from fedapps.common.once import say_once
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES
+from partitions.arrays import as_array, as_tensor
 from partitions.datasets.labels import SIGNS, check_below, of_node, of_task
 from partitions.datasets.readers.hub import IMAGES
 from partitions.datasets.readers.hub import LABELS as LABEL_NAMES
 from partitions.parts import LARGEST_WHOLE, Part, packed
 from partitions.shares import check_columns
 
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has few operations for them
-PIXELS = ("1", "L", "LA", "RGB", "RGBA")  # modes of Pillow whose bands are channels
 INPUTS = ("x", "input", "inputs", *IMAGES)
 FORMS = f"items are (x, y), x, or mappings with one of {', '.join(INPUTS)}"
 
@@ -339,70 +338,3 @@ def say_gaps(x: Tensor) -> None:
             "network replaces them it gives no numbers: fill them in, or leave these rows out"
         )
         say_once(text, WARNING)
-
-
-def as_array(value: Any) -> np.ndarray:
-    """An array of a tensor, an array, a list or a number. Raises ValueError for masked cells."""
-    if np.ma.is_masked(value):
-        raise ValueError(
-            f"an array has {np.ma.count_masked(value)} masked cells; fill them, as x.filled(0), or "
-            "leave these samples out"
-        )
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise ValueError(
-            f"a {type(value).__name__} holds rows of several lengths or kinds, which are no array; "
-            "give rows of one length, or each part by itself"
-        ) from error
-
-
-def as_tensor(value: Any) -> Tensor:
-    """A tensor of an array, of lists, or of a picture: (channels, height, width) in [0, 1].
-
-    Raises TypeError or ValueError for other values."""
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_complex():
-            raise ValueError(
-                f"inputs are {value.layout} tensors of {value.dtype}; give dense ones of real "
-                "numbers, such as x.to_dense()"
-            )
-        value = value.detach()
-        return value.to(torch.int64) if value.dtype in UNSIGNED else value
-    if hasattr(value, "toarray"):  # of scipy
-        raise ValueError(f"inputs are {type(value).__name__}; give a dense array: x.toarray()")
-    if hasattr(value, "getbands"):  # of Pillow
-        return _of_picture(value)
-    array = as_array(value)
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no long doubles
-        array = array.astype(np.float64)
-    if not array.ndim:
-        raise TypeError(f"{value!r:.80} is no array")
-    if array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"inputs are an array of {array.dtype}, such as {array.flat[0]!r:.80}; they must be "
-            "numbers"
-        )
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _of_picture(picture: Any) -> Tensor:
-    """A picture of Pillow as (channels, height, width) in [0, 1]: as it is if it is grey, RGB or
-    one of these with transparency, else converted to RGB. Raises ValueError for pixels of more than
-    8 bits, whose range is unknown."""
-    from torchvision.transforms.functional import to_tensor
-
-    if picture.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"a picture has pixels of more than 8 bits (mode {picture.mode}); give an array of its "
-            "pixels in [0, 1], as np.asarray(picture) / 65535 of 16 bits"
-        )
-    if picture.mode not in PIXELS:
-        picture = picture.convert("RGB")  # of a palette to_tensor gives the positions in it
-    pixels: Tensor = to_tensor(picture)
-    return pixels

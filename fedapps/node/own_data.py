@@ -21,8 +21,9 @@ from torch.utils.data import (
 from clients.core.draws import Draws
 from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
+from partitions.arrays import as_array, as_tensor
 from partitions.items import from_batch, from_items, from_tensors
-from partitions.reading import Form, as_array, as_tensor, is_list_of_numbers, is_table, of_table
+from partitions.reading import Form, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
 
 FORMS = (

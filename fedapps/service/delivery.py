@@ -27,10 +27,10 @@ from fedapps.service.inputs import Data, Inputs, check_values, read_inputs, unla
 from fedapps.service.stream import FILE as STREAM
 from fedapps.service.stream import Stream, cannot_go_on
 from fedapps.settings.config import Config
+from partitions.arrays import as_tensor
 from partitions.datasets.description import TOKENS
 from partitions.datasets.distance import warning
 from partitions.datasets.loading import Moment
-from partitions.reading import as_tensor
 from partitions.shares import labeled_rows
 
 DESCRIPTION, PREDICTIONS, REPORT = "model.json", "predictions.csv", "report.json"

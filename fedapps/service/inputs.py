@@ -17,6 +17,7 @@ from clients.core.evaluation import in_units
 from fedapps.common.memory_limits import check_size, num_parts
 from fedapps.common.tasks import LABELS, VALUES, Targets
 from fedapps.results.card import Card
+from partitions.arrays import as_tensor
 from partitions.datasets.catalog import SENTIMENTS
 from partitions.datasets.description import (
     AUTO,
@@ -37,7 +38,6 @@ from partitions.datasets.readers.own_leaf import leaf_files
 from partitions.datasets.readers.raw import UNLABELED, Raw
 from partitions.datasets.readers.tables import read_frame
 from partitions.datasets.words import of_length, renumbered
-from partitions.reading import as_tensor
 from partitions.shares import META, Samples, Share, without_labels
 
 Data = str | Path | Tensor | np.ndarray  # unlabeled inputs, or where they are

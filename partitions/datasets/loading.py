@@ -358,9 +358,9 @@ def _numbered(raw: Raw, name: str) -> Raw:
 
 def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AUTO) -> Raw:
     """The data of the function ``module:NAME``, which returns a `Raw`, or inputs and labels."""
+    from partitions.arrays import as_array
     from partitions.datasets.labels import of_task
     from partitions.datasets.readers.convert import as_inputs, joined
-    from partitions.reading import as_array
 
     function = external_code.load(name)
     if not _makes_data(function):

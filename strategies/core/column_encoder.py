@@ -17,11 +17,10 @@ from partitions.datasets.shared_encoding import Sent, SharedEncoding, agreeing, 
 from partitions.datasets.statistics_reading import read_encoding
 from strategies.core.checks_and_limits import Receiver
 from strategies.core.privacy import Privacy, participants_are_secret
-from strategies.core.replies import Node, Requirement, Update
+from strategies.core.replies import DIFFERS, Node, Requirement, Update
 from strategies.core.round_state import Round
 
 COVERED = "sums over the columns of training rows"  # what privacy would have to cover
-DIFFERS = "columns"  # cause of refusal: a client has other columns than most
 
 
 class Asking(Protocol):

@@ -19,6 +19,7 @@ from clients.core.protocol import CAPABILITIES, UNLABELED
 from fedapps.common.errors import bounded
 
 NOT_FINITE = "not-finite"  # cause of refusal: an array holds NaN or infinity
+DIFFERS = "columns"  # cause of refusal: a client has other columns than most
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
 
 

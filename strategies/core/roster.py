@@ -24,9 +24,8 @@ from flwr.serverapp import Grid
 from clients.core.protocol import CAPABILITIES, CLIENT, COLUMNS, MODEL, NOVEL, START_ERROR
 from fedapps.common.errors import brief
 from strategies.core.checks_and_limits import checked_values, raw_values
-from strategies.core.column_encoder import DIFFERS
 from strategies.core.nodes import Nodes, NodeTable
-from strategies.core.replies import LACKS, Node, Requirement, error_of, has_raised
+from strategies.core.replies import DIFFERS, LACKS, Node, Requirement, error_of, has_raised
 
 POLL_SECONDS = 0.5
 ASKED_AT_ONCE = 5000  # nodes; a query and its reply take 3 kB of memory

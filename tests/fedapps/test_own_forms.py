@@ -23,8 +23,8 @@ from torch.utils.data import (
 )
 
 from fedapps.common import once
+from partitions.arrays import as_tensor
 from partitions.items import from_items
-from partitions.reading import as_tensor
 
 X = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0.5).long()
