@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from fedapps.common.tasks import BINARY, LABELS, VALUES
+from partitions.arrays import as_array
 from partitions.datasets.labels import check_below, of_node
 from partitions.datasets.readers.raw import UNLABELED
 from partitions.parts import Part, have_equal_shapes, packed, packed_shape
 from partitions.reading import (
     Form,
     Read,
-    as_array,
     as_tensor,
     check_fits,
     check_whole,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedapps.common.once import say_once
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES
+from partitions.arrays import as_array
 from partitions.datasets.labels import SIGNS, check_below, of_node, of_task
 from partitions.datasets.readers.hub import IMAGES
 from partitions.datasets.readers.hub import LABELS as LABEL_NAMES
@@ -339,24 +340,6 @@ def say_gaps(x: Tensor) -> None:
             "network replaces them it gives no numbers: fill them in, or leave these rows out"
         )
         say_once(text, WARNING)
-
-
-def as_array(value: Any) -> np.ndarray:
-    """An array of a tensor, an array, a list or a number. Raises ValueError for masked cells."""
-    if np.ma.is_masked(value):
-        raise ValueError(
-            f"an array has {np.ma.count_masked(value)} masked cells; fill them, as x.filled(0), or "
-            "leave these samples out"
-        )
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise ValueError(
-            f"a {type(value).__name__} holds rows of several lengths or kinds, which are no array; "
-            "give rows of one length, or each part by itself"
-        ) from error
 
 
 def as_tensor(value: Any) -> Tensor:
