@@ -21,14 +21,19 @@ from torch.utils.data import (
 from clients.core.draws import Draws
 from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
+from partitions.arrays import as_array
 from partitions.items import from_batch, from_items, from_tensors
-from partitions.reading import Form, as_array, as_tensor, is_list_of_numbers, is_table, of_table
+from partitions.reading import Form, as_tensor, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
 
 FORMS = (
     "return training samples, (training, validation), (training, validation, test), or a dict with "
     "these keys; samples are a DataLoader, a dataset, a DataFrame, a dict of columns, a tensor, "
     "array or list of inputs, or a pair of inputs and labels (x, y)"
+)
+NO_LABELS = (
+    "the training samples have no labels, so the node is a novel client: it gets a model, and is "
+    "not trained on; of a dataset's items the first one decides"
 )
 ARRAYS = Tensor | np.ndarray
 SPLITS = {
@@ -75,7 +80,9 @@ def share_of(
             "a novel client (novel=true) is scored on its training samples; its validation samples "
             "are not used"
         )
-    novel = novel or not train.has_labels
+    if not novel and not train.has_labels:
+        say_once(NO_LABELS)
+        novel = True
     if not novel and parts.validation is None:
         _say(
             "data returned training samples alone, so the node's model is not evaluated; return "
