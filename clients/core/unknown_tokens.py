@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from clients.core.client import Client
+from partitions.shares import Samples
 
 OF_TORCH = "index out of range in self"  # how torch refuses a token on the CPU
 
@@ -17,18 +18,17 @@ def naming_tokens(client: Client) -> Iterator[None]:
     try:
         yield
     except IndexError as error:
-        text = _advice(client) if OF_TORCH in str(error) else ""
+        text = advice(error, client.model, client.share.everything)
         if not text:
             raise
         raise ValueError(text) from error
 
 
-def _advice(client: Client) -> str:
-    """What does not fit and what to write; "" if the inputs fit the network's first embedding, or
-    are read anew for each mini-batch."""
-    samples = client.share.everything
-    embeddings = [m for m in client.model.modules() if isinstance(m, nn.Embedding)]
-    if not embeddings or not samples.fixed:
+def advice(error: Exception, network: nn.Module, samples: Samples) -> str:
+    """What does not fit and what to write; "" if the error is another one, the samples fit the
+    network's first embedding, or they are read anew for each mini-batch."""
+    embeddings = [m for m in network.modules() if isinstance(m, nn.Embedding)]
+    if OF_TORCH not in str(error) or not embeddings or not samples.fixed:
         return ""
     count = embeddings[0].num_embeddings
     x = samples.x[samples.index]
