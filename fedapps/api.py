@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedapps.commands.run import choose
 from fedapps.common.signals import sigterm_raises
+from fedapps.common.torch_defaults import torch_defaults
 from fedapps.console import make_console, say
 from fedapps.engines import run as engines
 from fedapps.planning import (
@@ -57,6 +58,7 @@ PARAMETERS = {"method": "methods", "output-dir": "output"}  # of `run`, for thes
 Setting = Value | Iterable[Value]
 
 
+@torch_defaults()
 def run(
     methods: str | Iterable[str] = (),
     seeds: int | Iterable[int] = (),

@@ -24,6 +24,7 @@ from clients.core.decision.choice import CANDIDATES
 from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot, StateUse
 from clients.core.single_samples import advice, leaves_one
+from clients.core.unknown_tokens import advice as of_tokens
 from clients.models import build_model, sized
 from clients.models.foreign import check_logits, warn_if_random
 from clients.models.head import headed
@@ -86,6 +87,8 @@ def check_takes(client: Client, config: Config, info: Info) -> None:
         with torch.no_grad():
             network.eval()(sample)
     except Exception as error:  # whatever code from outside raises
+        if text := of_tokens(error, network, client.share.everything):
+            raise ValueError(f"model={name} cannot take an input of {info.name}: {text}") from error
         kind = "" if info.inputs is None else f" ({info.inputs.kind})"
         raise ValueError(
             f"model={name} cannot take an input of {info.name}, {sample.dtype} "

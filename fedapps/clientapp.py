@@ -17,6 +17,7 @@ from fedapps.common import external_code
 from fedapps.common.external_code import is_reference
 from fedapps.common.seeds import seed_of
 from fedapps.common.threads import one_thread
+from fedapps.common.torch_defaults import torch_defaults
 from fedapps.engines.hosting import HostingApp
 from fedapps.methods import METHODS
 from fedapps.node.bridge import opening_error, register, reply_of
@@ -164,7 +165,10 @@ class App(ClientApp):
         message_type = message.metadata.message_type
         if message_type.partition(".")[2] and message_type not in self._registered_funcs:
             register(self, message_type, answer)
-        with one_thread():  # Flower, which starts a node's process, leaves torch all cores
+        with (
+            torch_defaults(),
+            one_thread(),
+        ):  # Flower, which starts a node's process, leaves torch all cores
             return super().__call__(message, context)
 
 

@@ -179,11 +179,16 @@ def write_text(path: Path, text: str) -> None:
     write_files({path: text.encode("utf-8")})
 
 
-def write_configuration(folder: Path, config: Mapping[str, Any]) -> None:
-    """``config.toml``: a run's whole configuration, and the versions of its libraries."""
+def write_configuration(folder: Path, config: Mapping[str, Any], *, resumed: bool = False) -> None:
+    """``config.toml``: a run's whole configuration, and the versions of its libraries. Its time is
+    that of the run's beginning, also where the run is `resumed`."""
+    file = folder / "config.toml"
+    began = file.stat() if resumed and file.is_file() else None
     versions = _versions() | {"python": platform.python_version(), "results": FORMAT}
     content = dict(config) | {"resume": False, "versions": versions}
-    write_text(folder / "config.toml", tomli_w.dumps(content))
+    write_text(file, tomli_w.dumps(content))
+    if began is not None:
+        os.utime(file, ns=(began.st_atime_ns, began.st_mtime_ns))
 
 
 @cache

@@ -56,6 +56,7 @@ from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import present_key
 from fedapps.common.tasks import BINARY
+from fedapps.common.torch_defaults import torch_defaults
 from fedapps.component_settings import (
     OF_SGD,
     announced,
@@ -345,7 +346,8 @@ class _App(ClientApp):
         # Last, so that no run's configuration weakens what the client's programmer set.
         if self._privacy:
             context = replace(context, run_config={**context.run_config, **self._privacy})
-        return respond(super().__call__, message, context)
+        with torch_defaults():
+            return respond(super().__call__, message, context)
 
 
 def server_app(
@@ -381,6 +383,7 @@ def server_app(
     app = ServerApp()
 
     @app.main()
+    @torch_defaults()
     def main(grid: Grid, context: Context) -> None:
         config, keys = with_run_config("server_app", method, own, own_keys, context.run_config)
         construct(entry.strategy, config=config, method=method)  # raises for a value out of range

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedapps.common.threads import one_thread
+from fedapps.common.torch_defaults import torch_defaults
 from fedapps.console import invocation, make_console, say
 from fedapps.engines import check_address, check_engine_name
 from fedapps.settings.experiments import Experiment, parse_seeds, read_arguments, split_names
@@ -301,6 +302,7 @@ def start_from(
             say(make_console(stderr=True), note)
 
 
+@torch_defaults()
 @one_thread()  # as in the run, which uses the arrays that are made here
 def check(config: "Config") -> None:
     """Raise ValueError for every error in a configuration that can be known before a run."""
@@ -405,6 +407,7 @@ def check_tokens(config: "Config") -> None:
     )
 
 
+@torch_defaults()
 @one_thread()
 def check_start(config: "Config") -> None:
     """Raise ValueError if the run in from-dir cannot be used, or is another method's and lacks the

@@ -22,6 +22,7 @@ from fedapps.callbacks import make_callbacks
 from fedapps.common import external_code
 from fedapps.common.errors import error_line
 from fedapps.common.threads import one_thread
+from fedapps.common.torch_defaults import torch_defaults
 from fedapps.engines import in_process_grid
 from fedapps.engines.hosting import HostingGrid, engine_of
 from fedapps.engines.jobs import Apps
@@ -103,6 +104,7 @@ def main(grid: Grid, context: Context) -> None:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
 
 
+@torch_defaults()
 @one_thread()
 def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool = False) -> Result:
     """Train and evaluate `config`'s method over the grid of `engine`; results to ``output-dir``.

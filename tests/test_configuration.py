@@ -482,6 +482,8 @@ def test_overrides_are_toml_values_and_bare_words():
         "report-generalization-bound",
         True,
     )
+    for text in (".5", "0.5", "5e-1", "+.5", "5.e-1"):  # as people write numbers
+        assert parse_override(f"lr={text}") == ("lr", 0.5)
     assert parse_override("method=pfedhn") == ("method", "pfedhn")
     assert parse_override("partition.alpha=1") == ("partition.alpha", 1)
     assert override(defaults(), {"partition.alpha": 1})["partition.alpha"] == 1.0
@@ -529,3 +531,11 @@ def test_a_strategy_by_hand_understands_former_names():
     with pytest.warns(FutureWarning, match="'hyperfedzero.entropy' is now called"):
         own = Variant.parse("hyperfedzero entropy=0.3").apply(defaults())
     assert own["hyperfedzero.entropy-weight"] == 0.3
+
+
+def test_a_file_of_an_editor_of_windows_is_read(tmp_path):
+    """It begins with a byte order mark, and its lines end with two characters."""
+    file = tmp_path / "own.toml"
+    file.write_bytes(b"\xef\xbb\xbfrounds = 3\r\nlr = 0.5\r\n")
+    found = read_arguments([str(file)]).settings
+    assert (found["rounds"], found["lr"]) == (3, 0.5)

@@ -79,19 +79,26 @@ def predicted(z: Tensor, targets: Targets) -> Tensor:
 
 
 def in_units(z: Tensor, targets: Targets) -> Tensor:
-    """Standardised values (n, k) in the unit of the labels as they were given."""
+    """Standardised values (n, k) in the unit of the labels as they were given, float64: float32
+    would round values that are far from 0, such as points in time."""
     if not targets.std:
         return z
+    z = z.double()
     return z * z.new_tensor(targets.std) + z.new_tensor(targets.mean)
+
+
+def value_errors(z: Tensor, y: Tensor, targets: Targets) -> Tensor:
+    """Outputs z minus values y (n, k), in the unit of the values as they were given."""
+    error = z - y
+    return error * error.new_tensor(targets.std) if targets.std else error
 
 
 def main_of(z: Tensor, y: Tensor, targets: Targets) -> float:
     """The task's main score: the share of samples whose class, or all of whose labels, are
     predicted; for values the root of the mean square error, over samples and outputs."""
-    prediction = predicted(z, targets)
     if targets.task == VALUES:
-        return float((prediction - in_units(y, targets)).square().mean().sqrt())
-    correct = prediction == y
+        return float(value_errors(z, y, targets).square().mean().sqrt())
+    correct = predicted(z, targets) == y
     if correct.ndim > 1:
         correct = correct.all(1)
     return float(correct.float().mean())
@@ -104,7 +111,7 @@ def further_scores(z: Tensor, y: Tensor, targets: Targets) -> dict[str, float]:
         return {"micro-f1": micro_f1(y, prediction), "macro-f1": macro_f1_of_labels(y, prediction)}
     if targets.task != VALUES:
         return {}
-    error = predicted(z, targets) - in_units(y, targets)
+    error = value_errors(z, y, targets)
     scores = {"mae": float(error.abs().mean())}
     r2 = determination(value_sums(z, y))
     if r2 is not None:

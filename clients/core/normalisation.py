@@ -101,9 +101,21 @@ def _note_count(
 
 
 def check_norms(method: str, model: nn.Module, norms: Collection[str]) -> None:
-    """Raise ValueError if `norms`, the model's batch normalisation layers, are empty."""
-    if not norms:
+    """Raise ValueError if `norms`, those of the model's batch normalisation layers that the method
+    can use, are empty."""
+    if norms:
+        return
+    without = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            without.append(name)
+    if without:
         raise ValueError(
-            f"{method} needs batch normalisation, {type(model).__name__} has none; models that "
-            "have it: convnet-bn, torchvision.models:resnet18"
+            f"{method} needs batch normalisation with running statistics, and that of "
+            f"{type(model).__name__} keeps none: {', '.join(without):.200}; leave out "
+            "track_running_stats=False"
         )
+    raise ValueError(
+        f"{method} needs batch normalisation, {type(model).__name__} has none; models that have "
+        "it: convnet-bn, torchvision.models:resnet18"
+    )

@@ -39,7 +39,7 @@ def layers_of(network: nn.Module) -> str:
 def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
     """Two inputs (2, *shape) of zeros, on the device of the network's parameters."""
     device = next(network.parameters(), torch.empty(0)).device
-    return torch.zeros(2, *shape, device=device)
+    return torch.zeros(2, *shape, dtype=torch.float32, device=device)
 
 
 def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
@@ -49,7 +49,7 @@ def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0)
     with drawing(1):
         if any(isinstance(hook, _Whole | _Parts) for hook in network._forward_pre_hooks.values()):
             return torch.randint(0, 2, (4, *shape)).float().to(device)
-        return scale * torch.randn(4, *shape).to(device)
+        return scale * torch.randn(4, *shape, dtype=torch.float32).to(device)
 
 
 def varied(network: nn.Module) -> nn.Module | None:

@@ -273,7 +273,7 @@ def user_file() -> Path:
 def _listed(file: Path) -> frozenset[str]:
     """The references that the user's configuration allows."""
     try:
-        allowed = tomllib.loads(file.read_text("utf-8")).get("allow", [])
+        allowed = tomllib.loads(file.read_text("utf-8-sig")).get("allow", [])
     except OSError:  # most users have none
         return frozenset()
     except (ValueError, RecursionError) as error:

@@ -30,6 +30,7 @@ from clients.core.protocol import (
     Metrics,
 )
 from clients.core.single_samples import OF_TORCH, advice, leaves_one
+from clients.core.unknown_tokens import naming_tokens
 from fedapps.common.errors import brief
 from fedapps.files import locked, write_arrays
 from fedapps.node.context import identity, method_of, raises_errors, reason_of
@@ -82,13 +83,14 @@ def reply_of(client: Client, message: Message, context: Context) -> Message:
             records = _query(client, context, config)
         else:
             client.begin(action, config)
-            if action == "train":
-                records = _train(client, arrays, config)
-            elif action == "evaluate":
-                records = _evaluate(client, arrays, config)
-            else:
-                _check_exchange(client, action, context, method)
-                records = _exchange(client, action, arrays, config)
+            with naming_tokens(client):
+                if action == "train":
+                    records = _train(client, arrays, config)
+                elif action == "evaluate":
+                    records = _evaluate(client, arrays, config)
+                else:
+                    _check_exchange(client, action, context, method)
+                    records = _exchange(client, action, arrays, config)
         if must_store or action.startswith("train"):
             _store_state(context, method, client, token, must=must_store)
     return reply_with(filled(RecordDict(), records), message)

@@ -31,6 +31,10 @@ FORMS = (
     "these keys; samples are a DataLoader, a dataset, a DataFrame, a dict of columns, a tensor, "
     "array or list of inputs, or a pair of inputs and labels (x, y)"
 )
+NO_LABELS = (
+    "the training samples have no labels, so the node is a novel client: it gets a model, and is "
+    "not trained on; of a dataset's items the first one decides"
+)
 ARRAYS = Tensor | np.ndarray
 SPLITS = {
     "train": ("train", "training"),
@@ -76,7 +80,9 @@ def share_of(
             "a novel client (novel=true) is scored on its training samples; its validation samples "
             "are not used"
         )
-    novel = novel or not train.has_labels
+    if not novel and not train.has_labels:
+        say_once(NO_LABELS)
+        novel = True
     if not novel and parts.validation is None:
         _say(
             "data returned training samples alone, so the node's model is not evaluated; return "

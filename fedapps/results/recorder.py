@@ -107,7 +107,7 @@ class Recorder:
             if not self.config["resume"]:
                 (folder / PRIVACY).unlink(missing_ok=True)
             remove_folder(folder / CHECKPOINTS)
-        write_configuration(folder, self.config)
+        write_configuration(folder, self.config, resumed=resumed)
         write_text(folder / CARD, make_card(self.config).text())
         if resumed:
             folders.clear(folder)

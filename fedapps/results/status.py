@@ -38,6 +38,15 @@ class RunStatus:
         return self.rounds[-1].round if self.rounds else 0
 
     @property
+    def total(self) -> int:
+        """The number of rounds, without those of novel clients if the method is code that may not
+        be imported."""
+        try:
+            return self.job.total
+        except ValueError:
+            return int(self.job.config["rounds"])
+
+    @property
     def round_seconds(self) -> float | None:
         """Mean seconds of the last rounds; None where no round has a time: privacy hides it."""
         times = [r.seconds for r in self.rounds[-RECENT:] if r.seconds is not None]
@@ -53,13 +62,13 @@ class RunStatus:
         ]
 
     def _head(self) -> str:
-        words = [self.state, f"round {self.number} of {self.job.total}"]
+        words = [self.state, f"round {self.number} of {self.total}"]
         seconds = self.round_seconds
         if seconds is not None:
             words.append(f"{seconds:.3g} s a round")
         if self.state == RUNNING:
             if seconds is not None:
-                left = (self.job.total - self.number) * seconds
+                left = (self.total - self.number) * seconds
                 words.append(f"about {timedelta(seconds=round(left))} left")
             if self.rounds:
                 words.append(f"last round {timedelta(seconds=round(self.silent))} ago")
@@ -108,7 +117,7 @@ class RunStatus:
 def status_of(folder: Path) -> list[RunStatus]:
     """The state of the run in `folder`, or of the runs in it. Raises ValueError if it holds
     none."""
-    jobs = begun_jobs(folder)
+    jobs = begun_jobs(folder, to_resume=False)
     active = {job.name: in_use(job.folder) for job in jobs}
     statuses = []
     for job in jobs:

@@ -16,6 +16,7 @@ from fedapps.settings.saved_configurations import (
     differences,
     run_configuration,
     run_folders,
+    unchecked_configuration,
 )
 from fedapps.settings.variants import Variant
 from partitions.datasets.loading import own_path
@@ -106,20 +107,23 @@ def _configuration(folder: Path) -> Config | None:
         return None  # missing, damaged, or with keys of another release
 
 
-def begun_jobs(folder: Path) -> list[Job]:
+def begun_jobs(folder: Path, *, to_resume: bool = True) -> list[Job]:
     """The runs in `folder`, or the run whose folder it is, each to resume from its newest
-    checkpoint; finished ones are done. Raises ValueError if there is none."""
+    checkpoint; finished ones are done. Unless they are `to_resume`, no code that they name is
+    imported, and settings are not checked. Raises ValueError if there is none."""
     if not (runs := run_folders(folder.resolve())):
         raise ValueError(f"{folder} holds no run that could go on: no config.toml in it")
     jobs = []
     for run in runs:
-        config = run_configuration(run) | {
+        read = run_configuration(run) if to_resume else unchecked_configuration(run)
+        config = read | {
             "output-dir": str(run),
             "training-dir": "",  # the folder may have moved
             "resume": True,
         }
         method = str(Variant.of_folder(run, str(config["method"])))
-        job = Job(method, int(config["seed"]), config, run, done=finished(run) is not None)
+        done = finished(run) is not None if to_resume else _has_finished(run)
+        job = Job(method, int(config["seed"]), config, run, done=done)
         _warn_of_changes(job)
         jobs.append(job)
     return jobs

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from clients.core.client import Client
 from clients.core.evaluation import Choice, further_scores, main_of, predicted
 from clients.core.normalisation import entropy
 from fedapps.common import external_code
-from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES
+from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES, Targets
+from fedapps.common.torch_defaults import torch_defaults
 from fedapps.console import spreadsheet_cell
 from fedapps.files import array_bytes, write_files
 from fedapps.results.card import Card
@@ -41,7 +43,8 @@ class PersonalModel(nn.Module):
     """A personal network together with the preprocessing of its inputs.
 
     forward gives logits (n, C) of inputs (n, *shape): whole numbers as the run's dataset stores
-    them, or floats in [0, 1]; for a table the columns that `encode` makes. Outputs for values are
+    them, or floats in [0, 1]; for a table the columns that `encode` makes. As other modules of
+    torch it checks no values, and can be exported; `predict` checks them. Outputs for values are
     standardised; `predict` gives them in their own unit. `classes` names the outputs, `report`
     describes the adaptation, `last` is what the client received last; None if the model was loaded
     from a folder."""
@@ -75,7 +78,8 @@ class PersonalModel(nn.Module):
         self.register_buffer("std", _broadcast(card.std, card.shape).to(precision))
 
     def forward(self, x: Tensor | np.ndarray) -> Tensor:
-        """Logits (n, C)."""
+        """Logits (n, C). Nothing is checked: inputs on another scale, such as floats up to 255,
+        give wrong logits without an error. `predict` checks them."""
         if not isinstance(x, Tensor):
             x = as_tensor(x).to(self.scale.device)
         if self.card.inputs == TOKENS:
@@ -101,6 +105,7 @@ class PersonalModel(nn.Module):
         samples = read_inputs(table, self.card).share.everything
         return samples.x[samples.index]
 
+    @torch_defaults()
     def update(self, data: Data) -> Tensor:
         """Logits (n, C) of further unlabeled inputs, or of those at a path, after adaptation to
         them: the model goes on from the inputs before. Memory does not grow.
@@ -124,6 +129,15 @@ class PersonalModel(nn.Module):
         if self.last is None:
             raise ValueError("the model has had no update since it was loaded; its folder has it")
         self.last.write(Path(folder))
+
+
+def _digits(targets: Targets) -> int:
+    """The digits of predicted values: seven of a deviation of the training labels, also where their
+    mean is many deviations from 0."""
+    ratios = [1.0]
+    for mean, std in zip(targets.mean, targets.std, strict=True):
+        ratios.append(abs(mean) / std)
+    return min(7 + int(math.log10(max(ratios))), 16)
 
 
 def _broadcast(moment: Moment | None, shape: tuple[int, ...]) -> Tensor:
@@ -273,8 +287,9 @@ class PersonalizationResult:
         numbers = predicted(self.logits, self.card.targets).tolist()
         cells = []
         if self.card.task == VALUES:
+            digits = _digits(self.card.targets)
             for values in numbers:
-                cells.append([f"{value:.7g}" for value in values])
+                cells.append([f"{value:.{digits}g}" for value in values])
             return cells
         probabilities = self.logits.sigmoid().tolist()
         for holds, sample_probabilities in zip(numbers, probabilities, strict=True):
@@ -329,7 +344,7 @@ def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult
     the adapted network gives no numbers."""
     if not inputs.share.novel:
         raise ValueError("this is a training client's folder; only novel clients go on")
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch_defaults():
         client = stream.client(card, inputs.share)
         network, logits = client.serve(stream.sent, stream.message)
     if logits.isnan().any():
@@ -341,6 +356,7 @@ def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult
     )
 
 
+@torch_defaults()
 def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalModel:
     """The model in a folder of `fedapps personalize`, of `PersonalModel.save`, or in the state-dir
     of a node that was served, to go on with `PersonalModel.update`. `allow` as `fedapps.load`.
@@ -352,7 +368,7 @@ def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalM
         saved, report = _read_report(folder)
         card = _read_card(folder / DESCRIPTION, saved)
         if STREAM not in saved:
-            raise cannot_go_on(card.method)
+            raise cannot_go_on(card.method, folder)
         kept = Stream.parse(folder / STREAM, saved.read(STREAM))
         # An update with blank inputs builds a network of this structure; its arrays are replaced.
         blank = unlabeled(torch.zeros(()).expand(2, *card.shape), card)

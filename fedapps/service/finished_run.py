@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -16,6 +15,7 @@ from clients.core.protocol import METHOD, SERVE
 from fedapps.building import Builder, build_strategy, method_model, shared_of
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
+from fedapps.common.torch_defaults import torch_defaults
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.node.bridge import load_state, reply_of
@@ -65,6 +65,7 @@ class FinishedRun:
         """What an unlabeled novel client gets: "global", "adapted", or "" for nothing."""
         return METHODS[self.method].novel
 
+    @torch_defaults()
     def personalize(self, data: Data) -> PersonalModel:
         """The model of a client that holds the data: unlabeled inputs (n, *shape), or a path. With
         some methods its `update` goes on with further inputs.
@@ -73,6 +74,7 @@ class FinishedRun:
         Raises ValueError if they do not fit, or if the method cannot serve such a client."""
         return self.serve(self.inputs(data)).module()
 
+    @torch_defaults()
     def inputs(self, data: Data, skip_broken: float | None = None) -> Inputs:
         """The data as a client's inputs. A share `skip_broken` of them, None: the run's, may be
         broken; they are left out."""
@@ -90,7 +92,7 @@ class FinishedRun:
         self.check_novel()
         if not inputs.share.novel:
             raise ValueError("this is a training client's folder; its own node serves it")
-        with opening(self.folder), torch.inference_mode(False), torch.enable_grad(), one_thread():
+        with opening(self.folder), torch_defaults(), one_thread():
             return self._ask_strategy(inputs, epsilon)
 
     def _ask_strategy(self, inputs: Inputs, epsilon: float | None) -> PersonalizationResult:
@@ -184,6 +186,7 @@ def restore_strategy(run: FinishedRun, grid: Grid) -> PersonalizedStrategy:
     return strategy
 
 
+@torch_defaults()
 @one_thread()  # the same bits as in an evaluation
 def hand_out(strategy: PersonalizedStrategy, nodes: list[Node]) -> dict[int, str]:
     """Send nodes their models; returns the reason for each client without one, by client."""

@@ -231,8 +231,9 @@ def unlabeled(
     scale = card.scale
     if x.is_floating_point():
         scale = 1.0
-    elif picture:
-        scale = PIXEL_MAX  # whatever the run's dataset stores
+    elif picture and not (card.scale == 1 and int(x.max()) <= 1):
+        # Whatever the run's dataset stores, unless its pixels and these are truth values.
+        scale = PIXEL_MAX
     check_values(x, scale, card)
     no_labels = _no_labels(len(x), card)
     # The client never sees the labels.

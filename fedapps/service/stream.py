@@ -80,10 +80,17 @@ class Stream:
             raise ValueError(f"{file} is damaged: {mismatch(error)}") from error
 
 
-def cannot_go_on(method: str) -> ValueError:
-    """The error of a method, or of its settings, without updates."""
+def cannot_go_on(method: str, folder: Path | None = None) -> ValueError:
+    """The error of a method, or of its settings, without updates; of a delivered model's `folder`
+    what gives the model instead."""
     able = ", ".join(name for name, entry in METHODS.items() if entry.client.supports_streaming)
+    instead = "personalize further inputs by themselves"
+    if folder is not None:
+        instead = (
+            f"{folder} is no start for updates. Its run gives the model, for any inputs x: "
+            "fedapps.load(RUN).personalize(x)"
+        )
     return ValueError(
         f"with its settings {method} adapts to each batch of inputs alone, or not at all; "
-        f"personalize further inputs by themselves. Methods whose models go on: {able}"
+        f"{instead}. Methods whose models go on: {able}"
     )

@@ -6,6 +6,7 @@ common key it wins, in whatever order the two stand. A later change wins over an
 command wins over an experiment's file."""
 
 import json
+import re
 import tomllib
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ from partitions.rules.registry import options_of
 
 Config = dict[str, Value]
 SCHEMA = Path(__file__).with_name("schema.json")
+OPEN_DECIMAL = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # no number in TOML
 NAMING = (
     "method",
     "model",
@@ -81,14 +83,14 @@ def listed(key: str) -> bool:
 
 
 def parse_override(argument: str) -> tuple[str, Value]:
-    """``key=value`` with a TOML value; a word without quotes is a text."""
+    """``key=value`` with a TOML value; a word without quotes is a text, and .5 is 0.5."""
     key, separator, text = argument.partition("=")
     if not separator or not key:
         raise ValueError(f"{argument!r} is neither an experiment's .toml file nor key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
-        value = text
+        value = float(text) if OPEN_DECIMAL.fullmatch(text) else text
     if not isinstance(value, Value):
         raise ValueError(f"{key} is {text:.200}; it must be a text, a number, true or false")
     return present_key(key), value

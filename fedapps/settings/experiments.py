@@ -164,7 +164,7 @@ def read_experiment(name: str) -> Experiment:
             f"experiments: {', '.join(shipped) or 'none'}"
         )
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # editors of Windows begin with a mark
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no valid TOML: {error}") from error
@@ -286,6 +286,8 @@ def parse_seeds(text: str) -> list[int]:
     seeds = []
     for seed in split_names("seeds", text):
         if not seed.isdecimal():
-            raise ValueError(f"seed {seed!r} is not a whole number")
+            raise ValueError(
+                f"seed {seed!r} is not a whole number from 0; write each seed, as in 0,1,2"
+            )
         seeds.append(int(check("seed", int(seed), 0)))
     return seeds

@@ -60,6 +60,16 @@ def run_configuration(run: Path) -> Config:
         raise ValueError(f"{file}: {error}") from error
 
 
+def unchecked_configuration(run: Path) -> Config:
+    """The same without a check of its settings, which imports the code that they name."""
+    try:
+        config = configuration_file(run)
+        config.pop("versions", None)
+        return defaults() | present_keys(config, silent=True)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{run / 'config.toml'}: {error}") from error
+
+
 def saved_configuration(run: Path) -> Config:
     """What a finished run was configured with, its folders apart."""
     return run_configuration(run) | {"output-dir": "", "from-dir": "", "training-dir": ""}

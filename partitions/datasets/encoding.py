@@ -115,7 +115,11 @@ class Encoding:
             raise ValueError(f"{source}: {column.refusal}")
         gaps = np.isnan(cells)
         if gaps.any() and self.missing != MEAN:
-            raise ValueError(gaps_in(source, column, gaps))
+            raise ValueError(
+                f"{source}: {_gaps_text(column, gaps)}, and the run was trained without "
+                "missing=mean, so it fills no gaps; fill them in, leave these rows out "
+                "(skip-broken), or train a run with missing=mean"
+            )
         if gaps.any():
             notes.append(f"{source}: column {column.name} has {gaps.sum()} gaps, which are filled")
         if feature.kind == CATEGORY:
@@ -245,11 +249,18 @@ def feature_of(
 def gaps_in(source: str, column: Column, gaps: np.ndarray) -> str:
     """The sentence that refuses a column with gaps (n,)."""
     return (
-        f"{source}: column {column.name} has {int(gaps.sum())} cells without a value, the first in "
-        f"row {int(gaps.argmax())} (from 0); set missing=mean to fill gaps with the training "
+        f"{source}: {_gaps_text(column, gaps)}; set missing=mean to fill gaps with the training "
         "clients' mean and to mark them, fill them in, leave these rows out (skip-broken=0.1 does, "
         "up to a tenth of all rows), or leave the column out "
         f"(ignore={column.name})"
+    )
+
+
+def _gaps_text(column: Column, gaps: np.ndarray) -> str:
+    """How many cells of a column are gaps, and where the first is."""
+    return (
+        f"column {column.name} has {int(gaps.sum())} cells without a value, the first in row "
+        f"{int(gaps.argmax())} (from 0)"
     )
 
 

@@ -425,7 +425,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         Raises RuntimeError if no training node is present."""
         nodes = self.training_nodes()
         if not nodes:
-            raise RuntimeError(f"no training client among {len(self.nodes)} connected nodes")
+            raise RuntimeError(self._no_training_client())
         if self.privacy is not None:
             secret_sample = self.privacy.sample(nodes, self.round)
             if secret_sample is not None:
@@ -563,6 +563,21 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             return not node.novel and (with_unlabeled or not node.unlabeled)
 
         return as_nodes(self.nodes).of_kinds(trains)
+
+    def _no_training_client(self) -> str:
+        """The sentence about connected nodes of which none trains, with the causes."""
+        novel = sum(node.novel for node in self.nodes)
+        unlabeled = sum(node.unlabeled for node in self.nodes)
+        causes = []
+        if novel:
+            causes.append(
+                f"{novel} are novel: their training samples have no labels (the first item decides "
+                "for a dataset), or their node configuration has novel=true"
+            )
+        if unlabeled:
+            causes.append(f"{unlabeled} have no labels, which the method does not train on")
+        text = f"no training client among {len(self.nodes)} connected nodes"
+        return "; ".join([text, *causes])
 
     def draw(self, purpose: str, nodes: Sequence[Node], fraction: float) -> list[Node]:
         """A random share of the nodes, in their order; seeded by (seed, purpose, round).

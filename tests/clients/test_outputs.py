@@ -256,3 +256,15 @@ def test_a_client_is_scored_on_labeled_samples_alone():
     assert metrics["accuracy"] == 0.5
     assert loss == pytest.approx((math.log(1 + math.exp(-1)) + math.log(1 + math.exp(2))) / 2)
     assert scored(Targets(BINARY), x, tensor(-1, -1, -1), [[1.0]]) == (0.0, 0, {})
+
+
+def test_values_far_from_0_keep_their_digits():
+    """Points in time around 1.7·10⁹ s, deviation 100 s: z − y = 0.01 is 1 s; float32 has steps of
+    128 s there."""
+    targets = Targets(VALUES, (1.7e9,), (100.0,))
+    y = tensor([0.0], [1.0], [-1.0]).float()
+    z = y + 0.01
+    assert main_of(z, y, targets) == pytest.approx(1, rel=1e-4)
+    assert further_scores(z, y, targets)["mae"] == pytest.approx(1, rel=1e-4)
+    found = predicted(z, targets)[:, 0].tolist()
+    assert found == pytest.approx([1.7e9 + 1, 1.7e9 + 101, 1.7e9 - 99], abs=1e-3)

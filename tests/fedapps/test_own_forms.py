@@ -461,3 +461,37 @@ def test_pictures_are_their_colours_in_0_to_1():
         RuntimeError, match=r"more than 8 bits \(mode I;16\); give an array .*/ 65535"
     ):
         trained(([(wide, 0), (wide, 1)], [(wide, 0)]))
+
+
+def test_nodes_without_labels_say_why_nobody_trains():
+    items = [(x, None) for x in X]
+    with pytest.raises(
+        RuntimeError,
+        match=r"no training client among 1 connected nodes; 1 are novel: their training samples "
+        r"have no labels \(the first item decides for a dataset\), or .* novel=true",
+    ):
+        trained(items)
+
+
+class Mean(nn.Module):
+    """Ten tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.vectors = nn.Embedding(10, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.vectors(x).mean(1))
+
+
+@pytest.mark.parametrize(("padding", "fits"), [(12, 13), (-100, 10)])
+def test_tokens_that_the_network_lacks_are_named(padding, fits):
+    """A padding id above the vocabulary, or below 0, as loss functions of texts have it."""
+    tokens = torch.randint(0, 9, (20, 5), generator=torch.Generator().manual_seed(0))
+    tokens[:, 4] = padding
+    with pytest.raises(
+        RuntimeError,
+        match=rf"inputs are tokens from .*{padding}.* has tokens from 0 to 9; .* {fits} entries",
+    ):
+        trained(((tokens, Y), (tokens, Y)), model=Mean, shape=(5,))

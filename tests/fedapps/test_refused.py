@@ -74,6 +74,7 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
         (["tune", "--engine", "spark"], "unknown engine 'spark'; known: "),
         (["tune", "--trials", "0"], "--trials is 0; it must be at least 1"),
         (["tune", "--seeds", "0,one"], "seed 'one' is not a whole number"),
+        (["run", "--seeds", "0..3"], "seed '0..3' is not a whole number from 0; write each seed"),
         (["tune", "--methods", ","], "methods are ','; name at least one"),
         (["show", "OUT"], "holds no run; name a folder such as results/"),
         (["serve", "OUT"], "name either --deployment or --superlink"),

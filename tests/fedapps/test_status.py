@@ -138,3 +138,15 @@ def test_watching_ends_with_the_last_run(tmp_path):
     """A stopped run goes on nowhere: --watch looks once."""
     begun(tmp_path)
     assert output("status", tmp_path, "--watch").count("stopped, round 0 of 2") == 1
+
+
+def test_code_that_a_run_names_is_not_needed(tmp_path):
+    """A run of a method from outside hides no other run, and nothing of it is imported."""
+    first = begun(tmp_path, rounds=2)
+    folder = tmp_path / "not_there:METHOD-seed0"
+    folder.mkdir()
+    write_configuration(folder, first.config | {"method": "not_there:METHOD"})
+    assert status_lines(tmp_path)[0] == [
+        "fedavg-seed0: stopped, round 0 of 2",
+        "not_there:METHOD-seed0: stopped, round 0 of 2",
+    ]

@@ -12,6 +12,7 @@ from small_runs import SMALL, fedapps
 
 from fedapps.engines.jobs import Job
 from fedapps.engines.run import run_jobs
+from fedapps.files import write_configuration
 from fedapps.planning import make_jobs
 from fedapps.results.progress import seconds_left
 from fedapps.results.sweep import finished
@@ -174,3 +175,13 @@ def test_time_left(tmp_path, parallel, expected):
     ]
     assert seconds_left(jobs, parallel) == pytest.approx(expected)
     assert seconds_left(jobs[1:3], 1) is None
+
+
+def test_a_run_that_resumes_keeps_the_time_of_its_beginning(tmp_path):
+    """Changed code is named at each later command, not only at the first."""
+    write_configuration(tmp_path, {"lr": 0.1})
+    os.utime(tmp_path / "config.toml", (1000, 1000))
+    write_configuration(tmp_path, {"lr": 0.1}, resumed=True)
+    assert (tmp_path / "config.toml").stat().st_mtime == 1000
+    write_configuration(tmp_path, {"lr": 0.1})
+    assert (tmp_path / "config.toml").stat().st_mtime > 1000

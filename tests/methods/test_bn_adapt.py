@@ -67,3 +67,9 @@ def test_a_second_layer_sees_what_the_adapted_first_one_gives():
 def test_one_image_is_predicted(cls):
     client, x = image_client(cls, 1)
     assert client.predict(x).isfinite().all()
+
+
+def test_layers_without_running_statistics_are_named():
+    model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"keeps none: 0; leave out track_running_stats=False"):
+        BNAdaptClient.build(model, None)

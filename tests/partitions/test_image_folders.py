@@ -5,6 +5,8 @@ import pytest
 from PIL import ExifTags, Image
 
 import partitions
+from fedapps.results.card import Card
+from fedapps.service.inputs import read_input_files
 from fedapps.settings.config import defaults
 from partitions.datasets.readers.local import read_files
 
@@ -143,3 +145,21 @@ def test_photos_are_turned_upright(tmp_path):
         sideways.save(tmp_path / name / "ill" / "0.png", exif=words)
     assert read_files(tmp_path / "a").x[0, 0].tolist() == [[0, 50], [100, 150], [200, 250]]
     assert read_files(tmp_path / "b").x[0, 0].tolist() == np.asarray(sideways).tolist()
+
+
+def test_pictures_of_0_and_1_are_truth_values(tmp_path):
+    """As arrays are: divided by 255 they would be nearly black. A later client's are read alike,
+    and its ordinary pictures are divided by 255."""
+    for name, seed in (("cross", 0), ("ring", 1)):
+        (tmp_path / name).mkdir()
+        mask = np.random.default_rng(seed).integers(0, 2, (4, 4), dtype=np.uint8)
+        Image.fromarray(mask).save(tmp_path / name / "0.png")
+    raw = read_files(tmp_path)
+    assert raw.x.dtype == np.float32 and np.unique(raw.x).tolist() == [0, 1]
+    assert any("all pixels are 0 or 1: truth values, not divided by 255" in n for n in raw.notes)
+    card = Card("fedavg", "masks", "mlp", (1, 4, 4), raw.classes, 1.0, 0.5, 0.25)
+    found = read_input_files(tmp_path, card).share.everything[:][0].numpy()
+    assert found == pytest.approx((raw.x - 0.5) / 0.25)
+    Image.fromarray(np.full((4, 4), 255, np.uint8)).save(tmp_path / "ring" / "0.png")
+    found = read_input_files(tmp_path, card).share.everything[:][0].numpy()
+    assert found.max() == pytest.approx((1 - 0.5) / 0.25)

@@ -71,6 +71,16 @@ def as_inputs(
     return scaled_pixels(x, source, whole, notes), Description(kind)
 
 
+def truth_pictures(raw: Raw, source: Path | str) -> Raw:
+    """The same samples; pictures whose pixels are all 0 or 1 are truth values, as float32."""
+    x = raw.x
+    if x.dtype != np.uint8 or not x.size or x.min() != 0 or x.max() != 1:
+        return raw
+    check_size(4 * x.size, source)
+    note = f"{source}: all pixels are 0 or 1: truth values, not divided by 255"
+    return replace(raw, x=x.astype(np.float32)).noted(note)
+
+
 def _numbers(x: np.ndarray, source: Path | str) -> np.ndarray:
     """Inputs (n, …) as numbers: truth values become 0 and 1. Raises ValueError for other types,
     and for samples without an axis of their own."""

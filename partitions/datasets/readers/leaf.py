@@ -40,7 +40,7 @@ def files_of_split(folder: Path, split: str) -> list[Path]:
 def users_of(path: Path) -> Iterator[tuple[str, Samples]]:
     """Name and samples of each user of a file. Raises ValueError for a file that is not LEAF's."""
     try:
-        users = json.loads(path.read_text("utf-8"))["user_data"]
+        users = json.loads(path.read_text("utf-8-sig"))["user_data"]
         for user, samples in users.items():
             if len(samples["x"]) != len(samples["y"]):
                 raise ValueError(

@@ -15,7 +15,7 @@ from fedapps.common.tasks import AUTO
 from partitions.datasets.labels import lacks_label, of_task
 from partitions.datasets.readers import hub
 from partitions.datasets.readers.broken import left_out
-from partitions.datasets.readers.convert import as_inputs, joined, scaled_pixels
+from partitions.datasets.readers.convert import as_inputs, joined, scaled_pixels, truth_pictures
 from partitions.datasets.readers.own_leaf import leaf_files, read_leaf
 from partitions.datasets.readers.pictures import read_pictures
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -73,11 +73,13 @@ def read_files(
     with _readable(path):
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
-        return read_table(loaded, path, size, whole, label, task, inputs, skip)
+        raw = read_table(loaded, path, size, whole, label, task, inputs, skip)
+        return raw if whole else truth_pictures(raw, path)
     if files := leaf_files(path):
         return read_leaf(path, files, whole, task, inputs)
     _check_no_tables(path)
-    return read_pictures(path, size, label, whole, skip)
+    raw = read_pictures(path, size, label, whole, skip)
+    return raw if whole else truth_pictures(raw, path)
 
 
 def _check_no_tables(folder: Path) -> None:

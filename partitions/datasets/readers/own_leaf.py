@@ -107,7 +107,7 @@ def _split(files: list[Path]) -> _Split:
 def _check_keys(file: Path) -> None:
     """Raise ValueError for JSON of another form, which says what LEAF's is."""
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{file} is no whole JSON file ({error})") from error
     if not isinstance(content, dict) or not content.keys() >= set(KEYS):

@@ -213,3 +213,15 @@ def test_a_run_on_other_inputs_refuses_texts(tmp_path):
     assert partitions.task(defaults() | config).shape == (3,)
     with pytest.raises(ValueError, match=r"column smoker holds texts; the run takes numbers of sh"):
         read_inputs(table().drop(columns="label"), card)
+
+
+def test_a_later_clients_gap_names_what_the_client_can_do(card):
+    """The run's settings are not the later client's."""
+    frame = table().drop(columns="label")
+    frame.loc[3, "dose"] = np.nan
+    with pytest.raises(
+        ValueError,
+        match=r"dose has 1 cells without a value, .* row 3 .*the run was trained without "
+        r"missing=mean, so it fills no gaps; fill them in, leave these rows out",
+    ):
+        read_inputs(frame, card)

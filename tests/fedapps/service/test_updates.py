@@ -188,3 +188,12 @@ def test_two_commands_at_once_lose_no_update(run, novel, tmp_path):
         model.save(mine)
     second.join()
     assert json.loads((mine / "report.json").read_text())["updates"] == 2
+
+
+def test_a_folder_without_updates_says_what_gives_the_model(run, tmp_path):
+    model = run("fedavg").personalize(torch.rand(4, 1, 8, 8))
+    model.save(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"no start for updates. Its run gives the model, .*load\("
+    ):
+        fedapps.load_personal(tmp_path)
