@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
@@ -367,10 +367,11 @@ def server_app(
 
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
     joined, and passes the result to `then`. `former` is the ``strategy.state()`` of an earlier run,
-    which this one continues. Every round is evaluated unless `evaluate_every` says otherwise.
-    `settings` are those that the method's strategy reads; those that clients read must be equal in
-    `client_app`, ``task=`` and ``standardize=`` among them. With ``dp="central"`` the server clips
-    and noises the mean over `num_clients` users; with ``dp="local"`` it asks the clients for noise.
+    which this one continues; `rounds` counts its rounds, too. Every round is evaluated unless
+    `evaluate_every` says otherwise. `settings` are those that the method's strategy reads; those
+    that clients read must be equal in `client_app`, ``task=`` and ``standardize=`` among them. With
+    ``dp="central"`` the server clips and noises the mean over `num_clients` users; with
+    ``dp="local"`` it asks the clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
@@ -395,6 +396,13 @@ def server_app(
         options: dict[str, Any] = {"min_available_nodes": int(least_nodes), "privacy": privacy}
         if former is not None:
             options["former"] = former
+            done = int(former.get("round", 0))
+            if done >= num_rounds:
+                log(
+                    WARNING, "nothing is trained: former has had %s rounds, and rounds=%s counts "
+                    "them; for %s further rounds write rounds=%s",
+                    done, num_rounds, num_rounds, done + num_rounds,
+                )  # fmt: skip
         if check_scaling(config, privacy):
             options["column_encoder"] = ColumnEncoder(method, whole, str(config["missing"]))
         if "evaluate-novel" not in keys:

@@ -5,9 +5,11 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from fedapps.common.signals import blocked, raise_swallowed
@@ -42,6 +44,8 @@ def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow)
                 except (EOFError, ConnectionResetError):
                     process.join()
                     job.error = f"its process ended with code {process.exitcode}"
+                    if process.exitcode == 1:  # an error of Python
+                        job.error += _advice()
                 job.done = True
             raise_swallowed()
             follow(jobs)
@@ -60,6 +64,22 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
         return METHODS[str(job.config["method"])].relative_cost * job.total
 
     return sorted(jobs, key=cost, reverse=True)
+
+
+def _advice() -> str:
+    """What a script lacks whose calls begin anew in each worker process, which imports the script;
+    "" for other programs."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        script = Path(file).read_text("utf-8") if file else "__main__"
+    except (OSError, ValueError):
+        return ""
+    if "__main__" in script:
+        return ""
+    return (
+        f'; {file} needs the line if __name__ == "__main__": above its calls, since runs side by '
+        "side are processes that import it; or write jobs=1"
+    )
 
 
 def _start_worker() -> tuple[Connection, Any]:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.logger import log
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from clients.core.arrays import Arrays, filled, from_record, reply_with, to_metrics, to_record
@@ -216,10 +216,17 @@ def load_state(context: Context, method: str, client: Client, token: str = "") -
 
 
 def _read_state(file: Path) -> tuple[Arrays, str]:
-    """The arrays of a state's file, and the token of the run that wrote it, "" without one."""
-    with safe_open(file, "numpy") as content:
-        writer = (content.metadata() or {}).get(RUN_TOKEN, "")
-    saved = dict(sorted(load_file(file).items()))  # else their order is random
+    """The arrays of a state's file, and the token of the run that wrote it, "" without one. Raises
+    ValueError if it is damaged."""
+    try:
+        with safe_open(file, "numpy") as content:
+            writer = (content.metadata() or {}).get(RUN_TOKEN, "")
+        saved = dict(sorted(load_file(file).items()))  # else their order is random
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file}, what the client keeps, is damaged ({error}); put a copy in its place, or "
+            "remove it, and the client begins anew"
+        ) from error
     return saved, writer
 
 

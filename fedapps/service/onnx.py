@@ -7,6 +7,7 @@ import torch
 
 from fedapps.common import installed
 from fedapps.service.delivery import ONNX, PersonalModel
+from partitions.datasets.description import TOKENS
 
 REQUIRED = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-3  # of logits, absolute and relative
@@ -18,23 +19,36 @@ def check_installed() -> None:
 
 
 def export(model: PersonalModel, shape: tuple[int, ...], folder: Path) -> Path:
-    """Write the model with its preprocessing, for float32 inputs (n, *shape) in [0, 1].
+    """Write the model with its preprocessing, for float32 inputs (n, *shape) in [0, 1], or for
+    tokens, int64.
 
-    Raises ValueError if the file's logits are not the model's."""
+    Raises ValueError if the model cannot be written, as one that learns while it predicts, and if
+    the file's logits are not the model's."""
     import onnxruntime
 
     file = folder / ONNX
-    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
-    torch.onnx.export(
-        model, (x,), file, dynamo=True, dynamic_shapes={"x": {0: torch.export.Dim("n")}},
-        input_names=["x"], output_names=["logits"], external_data=False, verbose=False,
-    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(3, *shape, generator=generator)
+    if model.card.inputs == TOKENS:
+        x = torch.randint(0, 2, (3, *shape), generator=generator)  # which every network takes
+    try:
+        torch.onnx.export(
+            model, (x,), file, dynamo=True, dynamic_shapes={"x": {0: torch.export.Dim("n")}},
+            input_names=["x"], output_names=["logits"], external_data=False, verbose=False,
+        )  # fmt: skip
+    except Exception as error:  # torch raises many kinds of errors, also for a user's network
+        file.unlink(missing_ok=True)
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ValueError(
+            f"the model of {model.card.method} cannot be written as ONNX ({reason:.200}), as none "
+            f"that learns while it predicts; {folder} holds all other files"
+        ) from error
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     for rows in (x, x[:2]):  # any number of samples
         (logits,) = session.run(None, {"x": rows.numpy()})
         with torch.no_grad():
-            error = np.abs(logits - (expected := model(rows).numpy()))
-        if not (error <= TOLERANCE * (1 + np.abs(expected))).all():
+            difference = np.abs(logits - (expected := model(rows).numpy()))
+        if not (difference <= TOLERANCE * (1 + np.abs(expected))).all():
             file.unlink()
-            raise ValueError(f"the ONNX file differs from the model by up to {error.max():g}")
+            raise ValueError(f"the ONNX file differs from the model by up to {difference.max():g}")
     return file

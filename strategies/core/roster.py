@@ -92,6 +92,11 @@ class Roster:
         self._refusals: dict[int, Refusal] = {}  # present refusals, by node id
         self._banned: set[int] = set()
 
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Why nodes are refused at present."""
+        return list(self._refusals.values())
+
     def present(self, grid: Grid, config: Mapping[str, Any], timeout: float) -> Nodes:
         """The nodes that are present, by client id; new nodes are queried with this `config`.
 

@@ -576,6 +576,9 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             )
         if unlabeled:
             causes.append(f"{unlabeled} have no labels, which the method does not train on")
+        refusals = self.roster.refusals
+        if refusals:
+            causes.append(f"{len(refusals)} more are refused; one said: {refusals[0].reason}")
         text = f"no training client among {len(self.nodes)} connected nodes"
         return "; ".join([text, *causes])
 

@@ -60,7 +60,7 @@ def test_several_values_and_several_labels_keep_their_columns():
     score.of(torch.zeros(3, 1), torch.zeros(3).long(), Targets(BINARY))
     score.of(two, torch.zeros(3).long(), Targets(CLASSES))
     assert shapes == [
-        ((3, 2), (3, 2), torch.float32),
+        ((3, 2), (3, 2), torch.float64),  # values in their unit, which may be far from 0
         ((3, 2), (3, 2), torch.int64),
         ((3,), (3,), torch.int64),
         ((3, 2), (3,), torch.int64),

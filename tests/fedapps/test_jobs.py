@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from small_runs import SMALL, forked_workers
@@ -151,3 +152,21 @@ def test_a_process_looks_after_its_parent_before_it_imports_what_takes_time():
     words = "import sys, fedapps.engines.worker_process; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "flwr", "psutil"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("import fedapps\nfedapps.run()\n", 'script.py needs the line if __name__ == "__main__":'),
+        ('if __name__ == "__main__":\n    fedapps.run()\n', ""),
+    ],
+)
+def test_a_script_whose_calls_begin_anew_in_each_process_is_told(
+    text, advice, tmp_path, monkeypatch
+):
+    """Each worker process imports the script, as Python's multiprocessing does."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
+    found = job_pool._advice()
+    assert advice in found and bool(found) == bool(advice)

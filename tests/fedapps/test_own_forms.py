@@ -9,6 +9,7 @@ import pytest
 import torch
 from component_runs import run_components
 from datasets import Dataset, DatasetDict
+from flwr.app import Context, RecordDict
 from PIL import Image
 from scipy.sparse import csr_matrix
 from text_networks import Bag, Classifier, TwoKinds, padded, sentences
@@ -22,7 +23,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import fedapps
 from fedapps.common import once
+from fedapps.engines.in_process_grid import InProcessGrid
 from partitions.arrays import as_tensor
 from partitions.items import from_items
 
@@ -495,3 +498,29 @@ def test_tokens_that_the_network_lacks_are_named(padding, fits):
         match=rf"inputs are tokens from .*{padding}.* has tokens from 0 to 9; .* {fits} entries",
     ):
         trained(((tokens, Y), (tokens, Y)), model=Mean, shape=(5,))
+
+
+def test_rounds_count_those_of_the_former_run(caplog):
+    """Repeating a component's call with its state trains nothing, which was not said."""
+    ended = []
+    client = fedapps.client_app("fedavg", model=linear, data=lambda _: ((X, Y), (X, Y)), lr=0.1)
+
+    def continued(former):
+        server = fedapps.server_app(
+            "fedavg",
+            model=linear,
+            shape=(3,),
+            rounds=1,
+            min_available_nodes=1,
+            former=former,
+            then=lambda *result: ended.append(result),
+        )
+        grid = InProcessGrid(client, {}, [{"partition-id": 0}])
+        server(grid, Context(1, 0, {}, RecordDict(), {}))
+
+    continued(None)
+    assert "nothing is trained" not in caplog.text
+    continued(ended[0][1].state())
+    assert "former has had 1 rounds, and rounds=1 counts them; for 1 further rounds write" in (
+        caplog.text
+    )

@@ -131,3 +131,14 @@ def test_every_message_of_a_run_tells_one_token():
         tokens.append({message.content["config"]["run-token"] for message in sent})
     assert [len(found) for found in tokens] == [1, 1]
     assert tokens[0] != tokens[1]
+
+
+def test_a_damaged_state_is_named_with_what_to_do(tmp_path):
+    go(tmp_path / "first", tmp_path / "state")
+    for file in (tmp_path / "state").rglob("*.safetensors"):
+        file.write_bytes(b"half of a file")
+    with pytest.raises(
+        RuntimeError,
+        match=r"1 are novel: .*; 3 more are refused; one said: .*fedper-\d.safetensors, what the ",
+    ):
+        go(tmp_path / "again", tmp_path / "state")

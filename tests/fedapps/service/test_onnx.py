@@ -1,0 +1,54 @@
+"""A personal model as an ONNX file: what it takes, and which models have none."""
+
+import numpy as np
+import pytest
+import torch
+from small_runs import SMALL
+from torch import nn
+
+import fedapps
+from fedapps.results.card import Card
+from fedapps.serverapp import run_in_process
+from fedapps.service.delivery import PersonalModel
+from fedapps.service.onnx import export
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+class Words(nn.Module):
+    """The mean of the words' vectors."""
+
+    def __init__(self):
+        super().__init__()
+        self.vectors = nn.Embedding(9, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, ids):
+        return self.out(self.vectors(ids).mean(1))
+
+
+def test_tokens_are_whole_numbers(tmp_path):
+    """Of decimals the file would take tokens that are rounded down."""
+    card = Card("fedavg", "mine", "words", (5,), ("a", "b"), 1.0, 0.0, 1.0, inputs="tokens")
+    model = PersonalModel(Words(), card, {}).eval()
+    session = onnxruntime.InferenceSession(export(model, (5,), tmp_path))
+    assert [given.type for given in session.get_inputs()] == ["tensor(int64)"]
+    for count in (1, 7):
+        ids = np.random.default_rng(0).integers(0, 9, (count, 5))
+        (logits,) = session.run(None, {"x": ids})
+        expected = model(torch.from_numpy(ids)).detach().numpy()
+        assert logits == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_that_learns_while_it_predicts_has_no_file(tmp_path):
+    """The delivered model stays."""
+    config = SMALL | {"method": "memo", "memo.views": 2, "output-dir": str(tmp_path / "run")}
+    run_in_process(config)
+    model = fedapps.load(tmp_path / "run").personalize(torch.rand(4, 1, 8, 8))
+    model.save(tmp_path / "mine")
+    with pytest.raises(
+        ValueError, match=r"model of memo cannot be written as ONNX \(.*\), as none"
+    ):
+        export(model, (1, 8, 8), tmp_path / "mine")
+    names = {file.name for file in (tmp_path / "mine").iterdir()}
+    assert "model.safetensors" in names and "model.onnx" not in names
