@@ -10,6 +10,7 @@ import pytest
 import torch
 from run_folders import vouch
 from small_runs import SMALL, fedapps, share
+from torch import nn
 
 from clients.core.client import Client
 from fedapps.clientapp import _answer_simulated, app, make_client
@@ -323,6 +324,11 @@ def test_nobody_to_serve_is_no_error():
     assert serve_once(nodes(NoClientStartsError("a")), None) == {-1: "waiting: a"}
 
 
+class Zeros(nn.Module):
+    def forward(self, x):
+        return torch.zeros(len(x), 2)
+
+
 def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):
     """One that gives logits of 1 where the model gives 0."""
     import onnxruntime
@@ -336,8 +342,10 @@ def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.onnx, "export", lambda *arguments, **named: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    model = Zeros()
+    model.card = SimpleNamespace(inputs="pixels", method="fedavg")
     with pytest.raises(ValueError, match="differs from the model by up to 1"):
-        onnx.export(lambda x: torch.zeros(len(x), 2), (4,), tmp_path)
+        onnx.export(model, (4,), tmp_path)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(onnx, "REQUIRED", ("no_such_library",))
     with pytest.raises(ValueError, match="--onnx needs no_such_library: pip install 'fedapps"):
