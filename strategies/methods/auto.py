@@ -173,9 +173,7 @@ class Auto(FedAvg):
             self.check_training_clients(len(training))
         self.drop_rule()
         if not self.plays:
-            self.say(
-                "no rule", "auto.plays is 0, so nobody plays newcomers; clients keep FedAvg's model"
-            )
+            self.say("no rule", "nobody plays newcomers (plays=0), so clients keep FedAvg's model")
             return
         try:
             exchanges = _Exchanges(self, arrays, training)
