@@ -23,7 +23,8 @@ from clients.core.cohort import in_cohort
 from clients.core.decision.choice import CANDIDATES
 from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot, StateUse
-from clients.core.single_samples import advice, leaves_one
+from clients.core.single_samples import advice as of_single_samples
+from clients.core.single_samples import leaves_one
 from clients.core.unknown_tokens import advice as of_tokens
 from clients.models import build_model, sized
 from clients.models.foreign import check_logits, warn_if_random
@@ -114,7 +115,7 @@ def check_batches(client: Client, config: Config, method: str, info: Info) -> No
             network.train()(client.share.train[:1][0])
     except ValueError as error:
         key = f"{method}.batch-size" if f"{method}.batch-size" in config else "batch-size"
-        raise ValueError(advice(client, name, key)) from error
+        raise ValueError(of_single_samples(client, name, key)) from error
 
 
 def client_settings(config: Config, method: str) -> dict[str, Any]:
@@ -360,14 +361,13 @@ def training_shares(config: Config) -> Iterator[Share]:
 
 
 def method_caveats(config: Config) -> list[str]:
-    """What the method says of its network and of the training clients' data, see
-    `Client.caveats`."""
+    """What the method says of its network and its settings, see `Client.caveats`."""
     method = str(config["method"])
     client = METHODS[method].client
     values = settings(config, method)
     model, _ = method_model(method, config, partitions.task(config))
     arguments = {name: values[name] for name in taken(client.caveats) if name in values}
-    return client.caveats(model, training_shares(config), **arguments)
+    return client.caveats(model, **arguments)
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

@@ -165,10 +165,8 @@ class App(ClientApp):
         message_type = message.metadata.message_type
         if message_type.partition(".")[2] and message_type not in self._registered_funcs:
             register(self, message_type, answer)
-        with (
-            torch_defaults(),
-            one_thread(),
-        ):  # Flower, which starts a node's process, leaves torch all cores
+        # Flower, which starts a node's process, leaves torch all cores.
+        with torch_defaults(), one_thread():
             return super().__call__(message, context)
 
 

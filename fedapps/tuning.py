@@ -35,7 +35,7 @@ from fedapps.common.settings import present_keys
 from fedapps.common.tasks import AUTO, TASKS, goodness, reported_name, score_named
 from fedapps.engines.jobs import Job
 from fedapps.files import write_text
-from fedapps.planning import make_jobs
+from fedapps.planning import make_jobs, replace_settings
 from fedapps.results.plot import line_styles, save
 from fedapps.results.runs import read_rounds
 from fedapps.results.schema import with_present_names
@@ -303,6 +303,7 @@ class Tuning:
         labels = [trial_label(method, self.search, trial.params) for trial in batch]
         distinct = list(dict.fromkeys(labels))
         jobs = make_jobs(self.trial_config, distinct, self.seeds, self.output / "trials")
+        replace_settings(jobs)
         keep_finished(jobs)
         self.run(jobs)
         errors = []

@@ -178,8 +178,8 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
 
 
 def _with_pictures(items: Any) -> Any:
-    """A `datasets.Dataset` that gives its pictures as such. Formats give bytes, of which some have
-    the channels last; a transform of the user's stays."""
+    """A `datasets.Dataset` that gives its pictures as such. Its formats give bytes, and some put
+    the channels last. A transform of the user's stays."""
     features = getattr(items, "features", None)
     given = getattr(items, "format", None)
     if not isinstance(features, Mapping) or not isinstance(given, Mapping):

@@ -309,11 +309,9 @@ class Client(Configured, NumPyClient):
         return model
 
     @classmethod
-    def caveats(
-        cls, network: nn.Module, shares: Iterable[Share], /, *args: Any, **settings: Any
-    ) -> list[str]:
+    def caveats(cls, network: nn.Module, /, *args: Any, **settings: Any) -> list[str]:
         """What `fedapps run` says before a run of the method begins, such as what this network does
-        not allow; `network` is that of `build`, `shares` are the training clients'.
+        not allow; `network` is that of `build`.
 
         An override may take settings of the method by keyword."""
         return []
@@ -322,8 +320,8 @@ class Client(Configured, NumPyClient):
     def settings_for(
         cls, shares: Iterable[Share], /, *args: Any, **settings: Any
     ) -> dict[str, Value]:
-        """Settings of the method that `fedapps run` replaces, as it says: the training clients'
-        data, which are `shares`, leave the given ones without effect.
+        """Settings of the method, by their keys, that `fedapps run` replaces because the training
+        clients' data, `shares`, leave the given ones without effect. `caveats` says so.
 
         An override may take settings of the method by keyword."""
         return {}

@@ -2,10 +2,24 @@
 cannot train."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from clients.core.client import Client
 
 OF_TORCH = "Expected more than 1 value per channel when training"  # how torch refuses one sample
+
+
+@contextmanager
+def naming_single_samples(client: Client) -> Iterator[None]:
+    """Inside, torch's error about a mini-batch of one sample becomes a ValueError that names the
+    batch size that fits."""
+    try:
+        yield
+    except ValueError as error:
+        if OF_TORCH not in str(error) or not leaves_one(client, client.batch_size):
+            raise
+        raise ValueError(advice(client, "its network")) from error
 
 
 def leaves_one(client: Client, batch_size: int) -> bool:

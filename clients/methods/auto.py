@@ -176,24 +176,25 @@ class AutoClient(HoldingOut):
         return model
 
     @classmethod
-    def settings_for(cls, shares: Iterable[Share], /, *, held_out: float) -> dict[str, Value]:
-        """Where nobody can play newcomers, no client holds out samples for them."""
-        if any(cls.can_play(len(share.train), held_out) for share in shares):
+    def settings_for(
+        cls, shares: Iterable[Share], /, *, held_out: float, plays: int
+    ) -> dict[str, Value]:
+        """Where nobody plays newcomers, no client holds out samples for them."""
+        if plays and any(cls.can_play(len(share.train), held_out) for share in shares):
             return {}
         return {"held-out": 0.0, "plays": 0}
 
     @classmethod
     def caveats(
-        cls, network: nn.Module, shares: Iterable[Share], /, *,
-        model: str, candidates: str, plays: int,
-    ) -> list[str]:  # fmt: skip
+        cls, network: nn.Module, /, *, model: str, candidates: str, plays: int
+    ) -> list[str]:
         """That nobody plays newcomers, and which candidates the network leaves out."""
         lines = []
         if not plays:
             lines.append(
-                f"no training client can hold out the {SIZES[0]} samples of a newcomer, so none "
-                "holds out any, and all keep FedAvg's model; raise auto.held-out, or take fewer "
-                "clients or more samples"
+                f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples, so "
+                "none holds out any, and all keep FedAvg's model; raise auto.held-out, or take "
+                "fewer clients or more samples"
             )
         able = candidates_of(candidates, bool(batch_norms(network)))
         left_out = [name for name in names_in(candidates) if name not in able]

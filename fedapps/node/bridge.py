@@ -29,7 +29,7 @@ from clients.core.protocol import (
     START_ERROR,
     Metrics,
 )
-from clients.core.single_samples import OF_TORCH, advice, leaves_one
+from clients.core.single_samples import naming_single_samples
 from clients.core.unknown_tokens import naming_tokens
 from fedapps.common.errors import brief
 from fedapps.files import locked, write_arrays
@@ -106,12 +106,8 @@ def _query(client: Client, context: Context, config: dict[str, Any]) -> dict[str
 
 def _train(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[str, Any]:
     """The records of a reply to ``train``: named arrays, sample count and metrics."""
-    try:
+    with naming_single_samples(client):
         trained, num_examples, metrics = client.train(arrays, config)
-    except ValueError as error:
-        if OF_TORCH not in str(error) or not leaves_one(client, client.batch_size):
-            raise
-        raise ValueError(advice(client, "its network")) from error
     return {
         "arrays": to_record(trained),
         "metrics": to_metrics({NUM_EXAMPLES: num_examples, **metrics}),

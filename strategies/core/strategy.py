@@ -565,7 +565,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         return as_nodes(self.nodes).of_kinds(trains)
 
     def _no_training_client(self) -> str:
-        """The sentence about connected nodes of which none trains, with the causes."""
+        """What to say if none of the connected nodes trains: how many there are, and the causes."""
         novel = sum(node.novel for node in self.nodes)
         unlabeled = sum(node.unlabeled for node in self.nodes)
         causes = []

@@ -199,7 +199,7 @@ def _rounded_up(share: float) -> float:
 
 
 def _summed(answers: Sequence[Arrays]) -> Arrays:
-    """The sums over the answers, of which there is one at least, by name."""
+    """The sums over the answers by name; there is one answer at least."""
     total = {name: np.zeros(array.shape) for name, array in answers[0].items()}
     for answer in answers:
         for name in total:

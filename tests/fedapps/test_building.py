@@ -89,8 +89,9 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
         "candidates none, bbse; bn0, bn64 need batch normalisation, which mlp lacks"
     ]
     nobody = (
-        "no training client can hold out the 20 samples of a newcomer, so none holds out any, and "
-        "all keep FedAvg's model; raise auto.held-out, or take fewer clients or more samples"
+        "no training client plays a newcomer, which takes 20 held-out samples, so none holds out "
+        "any, and all keep FedAvg's model; raise auto.held-out, or take fewer clients or more "
+        "samples"
     )
     assert method_caveats(config | {"auto.plays": 0}) == [nobody, lacking]
     assert method_caveats(config | {"method": "bbse"}) == []
@@ -104,4 +105,5 @@ def test_where_nobody_can_play_newcomers_auto_holds_out_nothing():
     assert replaced_settings([few, few]) == {"auto.held-out": 0.0, "auto.plays": 0}
     assert replaced_settings([enough]) == replaced_settings([few, enough]) == {}
     assert replaced_settings([few | {"auto.held-out": 0.0}]) == {}
+    assert replaced_settings([enough | {"auto.plays": 0}]) == replaced_settings([few])
     assert replaced_settings([few | {"method": "bbse"}]) == {}

@@ -307,7 +307,7 @@ def test_where_nobody_can_play_newcomers_auto_shares_fedavgs_training(tmp_path):
     """Each of 25 training clients would hold out six samples; of five, each 59."""
     words = ["run", "--methods", "fedavg,bbse,auto", "--dry-run", "--engine", "in-process"]
     printed = invoke(*words, "--output", tmp_path).output
-    assert "auto: no training client can hold out the 20 samples" in printed
+    assert "auto: no training client plays a newcomer, which takes 20" in printed
     assert "3 methods, 2 trainings: fedavg, auto share one" in printed
     printed = invoke(*words, "num-clients=10", "auto.alpha=0.2", "--output", tmp_path).output
     assert "3 methods, 2 trainings: bbse, auto share one" in printed
