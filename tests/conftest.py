@@ -81,6 +81,22 @@ def alone():
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def own_modules(request):
+    """A test's modules go with its folder: another test's module may have the same name."""
+    from fedapps.common import external_code
+
+    yield
+    folder = request.node.funcargs.get("tmp_path")
+    if folder is None:
+        return
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    for name, file in files.items():
+        if isinstance(file, str) and file.startswith(f"{folder}{os.sep}"):
+            del sys.modules[name]
+            external_code._imported.cache_clear()
+
+
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def anywhere(request):
     """The test holds on the CPU, and with ``-m gpu`` on a GPU."""

@@ -95,10 +95,19 @@ def source_code(reference: str) -> str:
 
 
 def _digest_of_source(module: str) -> str:
-    file = getattr(sys.modules[module], "__file__", None)
+    imported = sys.modules[module]
+    file = getattr(imported, "__file__", None)
     if file is None:  # a built-in module, or a folder without __init__.py
         return ""
-    data = Path(file).read_bytes()
+    # A module in a zip archive has a path that no file has; its loader can read it.
+    read = getattr(getattr(imported, "__loader__", None), "get_data", None)
+    try:
+        data = Path(file).read_bytes() if read is None else read(file)
+    except OSError as error:
+        raise ValueError(
+            f"{module} was imported from {file}, which cannot be read any more; put the file "
+            "back, or start Python anew"
+        ) from error
     return hashlib.blake2b(data, digest_size=8).hexdigest() if data else ""
 
 

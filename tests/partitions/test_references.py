@@ -1,10 +1,13 @@
 """``module:NAME``: what is found, what of it is a setting, and what was kept of an older source."""
 
 import contextlib
+import hashlib
 import importlib
 import os
 import re
+import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -351,3 +354,24 @@ def test_where_a_dataset_comes_from(written, tmp_path, monkeypatch, name, root, 
     assert (loading.own_path(name, root) is not None) == name.endswith(".npz")
     monkeypatch.setenv("FEDAPPS_DATA_DIR", root)  # the same where the environment says so
     assert loading.source(name) == expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_source_of_a_module_that_is_gone(packed, tmp_path, monkeypatch):
+    """A module of a zip archive has a source too; a source that is gone has no digest."""
+    monkeypatch.setenv("FEDAPPS_ALLOW", "packed_code:made,packed_code:other")
+    code = "def made():\n    return 1\n\n\nother = made\n"
+    folder = tmp_path / "code"
+    if packed:
+        with zipfile.ZipFile(folder, "w") as archive:
+            archive.writestr("packed_code.py", code)
+    else:
+        folder.mkdir()
+        (folder / "packed_code.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder))
+    expected = hashlib.blake2b(code.encode(), digest_size=8).hexdigest()
+    assert external_code.source_code("packed_code:made") == expected
+    shutil.move(folder, tmp_path / "moved")
+    importlib.invalidate_caches()
+    with pytest.raises(ValueError, match=r"packed_code was imported from .* put the file back"):
+        external_code.load("packed_code:other")
