@@ -5,7 +5,7 @@
 
 `run` adds the runs that FILE lacks, a line each. `table` prints two such files as Markdown. The
 embedded digits, 20 clients, half of them in training, 30 rounds of 5 local steps,
-with `protect`."""
+with `protect`. `--more` has other settings; with more clients, `--liars` is more than one."""
 
 import json
 import logging
@@ -54,13 +54,14 @@ cli = typer.Typer(help="One lying client of ten.", no_args_is_help=True, add_com
 
 
 class Liar:
-    """A ClientApp whose first training client to answer lies in all its replies."""
+    """A ClientApp whose first training clients to answer, `count` of them, lie in all replies."""
 
-    def __init__(self, method: str, attack: str, seed: int) -> None:
+    def __init__(self, method: str, attack: str, seed: int, count: int = 1) -> None:
         entry = METHODS[method]
         self.attack = attack
         self.seed = seed
-        self.node: int | None = None
+        self.count = count
+        self.nodes: set[int] = set()  # ids of the liars' nodes
         self.round = 0  # of the last message
         self.novel: set[int] = set()  # ids of novel clients' nodes
         # What novel clients gain by what they chose without labels, in points; by node, at last.
@@ -75,14 +76,14 @@ class Liar:
     def client(self, context: Context, method: str) -> Client:
         """The node's client."""
         client = make_client(context, method)
-        lies = context.node_id == self.node
+        lies = context.node_id in self.nodes
         if lies and self.attack == "control" and self.flips_labels:
             train = client.share.train
             client.share = replace(client.share, train=replace(train, y=train.y.max() - train.y))
         return client
 
     def answer(self, message: Message, context: Context) -> Message:
-        """The reply of the node's client, falsified if it is the liar's."""
+        """The reply of the node's client, falsified if it is a liar's."""
         client = self.client(context, method_of(message, context))
         reply = reply_of(client, message, context)
         kind = message.metadata.message_type
@@ -91,11 +92,11 @@ class Liar:
         if kind == "query":
             if reply.content["properties"]["novel"]:
                 self.novel.add(context.node_id)
-            elif self.node is None:
-                self.node = context.node_id
+            elif len(self.nodes) < self.count:
+                self.nodes.add(context.node_id)
         if kind == "evaluate" and context.node_id in self.novel:
             self.note_gain(context.node_id, reply)
-        if context.node_id == self.node and kind != "evaluate" and self.attack != NONE:
+        if context.node_id in self.nodes and kind != "evaluate" and self.attack != NONE:
             self.falsify(kind, message, reply)
         return reply
 
@@ -167,11 +168,11 @@ def attacks_on(method: str) -> list[str]:
     return [NONE, *(attack for attack in ATTACKS if counts or attack not in ON_COUNTS)]
 
 
-def attacked(method: str, attack: str, config: Config) -> dict[str, object]:
+def attacked(method: str, attack: str, config: Config, liars: int = 1) -> dict[str, object]:
     """The last accuracy of training and of novel clients in %, and the share of novel clients that
     their choices without labels harm; or the error that ends the run."""
     config = defaults() | NEEDS.get(method, {}) | config | {"method": method}
-    liar = Liar(method, attack, int(config["seed"]))
+    liar = Liar(method, attack, int(config["seed"]), liars)
     grid = InProcessGrid.simulation(liar.app, config, int(config["num-clients"]))
     try:
         scores = run(grid, config, "deployment").evaluate_metrics_clientapp
@@ -208,9 +209,12 @@ def run_missing(
     seeds: str = "0,1,2",
     attacks: str = ",".join([NONE, *ATTACKS]),
     protect: bool = True,
+    liars: int = 1,
     more: str = "",
 ) -> None:
     """Add to the file the runs that it lacks. `more` are further settings, key=value, by spaces."""
+    if liars < 1:
+        raise typer.BadParameter(f"--liars is {liars}; it must be at least 1")
     done = finished(file)
     wanted = attacks.split(",")
     further = dict(map(parse_override, more.split()))
@@ -220,7 +224,7 @@ def run_missing(
             continue
         cell: Config = {"partition": partition, "seed": int(seed), "protect": protect, **further}
         line: dict[str, object] = {"method": method, "attack": attack, **cell}
-        line |= attacked(method, attack, SMALL | cell)
+        line |= attacked(method, attack, SMALL | cell, liars)
         # After each run, so that a stopped command goes on where it was.
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
