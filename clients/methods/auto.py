@@ -362,6 +362,18 @@ class AutoClient(HoldingOut):
             model.load_state_dict(self._correction, strict=False)
         return model
 
+    def network_of_last_update(self, arrays: Arrays, config: Config) -> nn.Module:
+        """As a client's: that of the last choice, since blank inputs could lead to another one."""
+        self.begin("evaluate", config)
+        self.receive(arrays, config)
+        x, _ = self.share.everything.to(self.device)[:]
+        self._correction = None  # BBSE and other statistics leave the structure as it is
+        choice = int(self.stream.get(CHOSEN, KEEP))
+        if choice != KEEP and self.names[choice] in self.method_clients:
+            self._correction = self.method_clients[self.names[choice]]
+            self._correction.predict(x.clone())
+        return self.personal_model(x)
+
     # One client's inputs
 
     def case(self, x: Tensor, y: Tensor | None = None) -> tuple[Case, dict[str, Tensor]]:
