@@ -72,7 +72,7 @@ from clients.core.decision.tallies import (
 )
 from clients.core.evaluation import Choice, by_parts
 from clients.core.label_shift import bbse, log_q_by_em
-from clients.core.normalisation import sizes_with_statistics
+from clients.core.normalisation import missing_statistics, sizes_with_statistics
 from clients.core.protocol import FewShot
 from clients.methods._batchwise import (
     Changes,
@@ -201,8 +201,8 @@ class AutoClient(HoldingOut):
         if left_out:
             verb = "needs" if len(left_out) == 1 else "need"
             lines.append(
-                f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} batch "
-                f"normalisation, which {model} lacks"
+                f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
+                f"{missing_statistics(model, network)}"
             )
         return lines
 

@@ -321,13 +321,15 @@ class Frozen(nn.Module):
         nn.GroupNorm(2, 4),
         nn.LayerNorm([4, 8, 8]),
         nn.InstanceNorm2d(4),
+        nn.BatchNorm2d(4, track_running_stats=False),
         Frozen(),
     ],
     ids=str,
 )
 def test_other_normalisation_has_no_statistics_to_correct(norm):
-    """Group, layer and instance normalisation: BBSE alone, by the inner values of a network without
-    layers of statistics; client and server agree on their sizes."""
+    """Group, layer and instance normalisation, and batch normalisation without statistics: BBSE
+    alone, by the inner values of a network without such layers; client and server agree on their
+    sizes."""
     layers = [nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
     model = headed(nn.Sequential(*layers), "auto", (1, 8, 8), 3)
     client = AutoClient(model, share(X, Y), held_out=0.75)
@@ -339,11 +341,33 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
     assert np.isfinite(case.misfits).all() and np.isfinite(case.descriptors).all()
 
 
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        (nn.GroupNorm(2, 4), "normalisation, which my-network lacks"),
+        (
+            nn.BatchNorm2d(4, track_running_stats=False),
+            "normalisation with running statistics, and that of my-network keeps none: 1; leave "
+            "out track_running_stats=False",
+        ),
+        (
+            Frozen(),
+            "normalisation of torch.nn; my-network has running statistics in Frozen alone",
+        ),
+    ],
+)
+def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), norm)
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5}
+    expected = f"candidates none, bbse; bn16 needs batch {words}"
+    assert AutoClient.caveats(network, **settings) == [expected]
+
+
 def test_a_network_without_statistics_has_bbse_alone():
     result, _ = federate(**NORMED | {"model": "mlp", "rounds": 1})
     metrics = dict(result.evaluate_metrics_clientapp[1])
     assert {n for n in metrics if "novel-chosen" in n} == {"novel-chosen-none", "novel-chosen-bbse"}
-    with pytest.raises(ValueError, match="needs batch normalisation; add bbse"):
+    with pytest.raises(ValueError, match="with running statistics; add bbse"):
         federate(**NORMED | {"model": "mlp", "rounds": 1, "auto.candidates": "bn16"})
 
 
