@@ -192,9 +192,9 @@ class AutoClient(HoldingOut):
         lines = []
         if not plays:
             lines.append(
-                f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples, so "
-                "none holds out any, and all keep FedAvg's model; raise auto.held-out, or take "
-                "fewer clients or more samples"
+                f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples and "
+                "auto.plays above 0, so none holds out any, and all keep FedAvg's model; raise "
+                "auto.held-out, or take fewer clients or more samples"
             )
         able = candidates_of(candidates, bool(batch_norms(network)))
         left_out = [name for name in names_in(candidates) if name not in able]

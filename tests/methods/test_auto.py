@@ -13,7 +13,7 @@ from torch import nn
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision
+from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
@@ -527,6 +527,23 @@ def test_few_training_clients_cannot_choose_and_the_run_says_so():
     assert (rule.guard == NEVER).all()
     assert [text.partition("\n")[0] for text in said] == ["auto: no choice"] * 2
     assert "1 training clients played newcomers that label shift explains, and no" in said[0]
+    assert "; raise auto.alpha, or take more training clients" in said[0]
+
+
+def test_a_layer_that_sees_no_batch_says_nothing_of_a_client():
+    """T_0 is -29.7 for all. The rule is sent in float32: its error is no deviation."""
+    strategy = Auto(alpha=0.5)
+    client = training_client()
+    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    misfits = np.array([[-29.7, 0.0, 1.0, 2.0], [-29.7, 1.0, 3.0, 2.5], [-29.7, 2.0, 2.0, 1.0]])
+    first = {"count": np.array([3.0]), "sum": misfits.sum(0), "square": (misfits**2).sum(0)}
+    histograms = {"misfits": np.ones(2000), "descriptors": np.zeros((2, 4, 1200))}
+    answers = iter([first, histograms])
+    strategy.exchange = lambda action, payloads, like: [update(0, next(answers))]
+    rule = exchanges.with_misfits([{}])
+    sent = Rule.of({name: a.astype(np.float32) for name, a in rule.arrays().items()})
+    deviations = (misfits[0] - sent.misfit_mean) / sent.misfit_deviation
+    assert deviations == pytest.approx([0, -(1.5**0.5), -(1.5**0.5), 0.267], abs=2e-3)
 
 
 class Normed(torch.nn.Module):
