@@ -433,6 +433,12 @@ class Client(Configured, NumPyClient):
         logits = self.update(x)
         return self.personal_model(x), logits
 
+    def network_of_last_update(self, arrays: Arrays, config: Config) -> nn.Module:
+        """A network of the structure that the last update has left, by `stream`, for the arrays of
+        a saved one. The client's inputs are blank."""
+        network, _ = self.serve(arrays, config)
+        return network
+
     @property
     def scored_as_novel(self) -> bool:
         """Whether it is scored on all its data, as novel clients are, and adapts to them."""

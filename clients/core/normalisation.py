@@ -105,17 +105,37 @@ def check_norms(method: str, model: nn.Module, norms: Collection[str]) -> None:
     can use, are empty."""
     if norms:
         return
-    without = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            without.append(name)
-    if without:
-        raise ValueError(
-            f"{method} needs batch normalisation with running statistics, and that of "
-            f"{type(model).__name__} keeps none: {', '.join(without):.200}; leave out "
-            "track_running_stats=False"
-        )
+    if untracked_norms(model):
+        raise ValueError(f"{method} needs {missing_statistics(type(model).__name__, model)}")
     raise ValueError(
         f"{method} needs batch normalisation, {type(model).__name__} has none; models that have "
         "it: convnet-bn, torchvision.models:resnet18"
     )
+
+
+def untracked_norms(model: nn.Module) -> list[str]:
+    """The names of the batch normalisation layers without running statistics."""
+    names = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            names.append(name)
+    return names
+
+
+def missing_statistics(name: str, model: nn.Module) -> str:
+    """What a network of this name lacks that has no batch normalisation with running statistics,
+    in words that follow "needs"."""
+    untracked = untracked_norms(model)
+    if untracked:
+        return (
+            f"batch normalisation with running statistics, and that of {name} keeps none: "
+            f"{', '.join(untracked):.200}; leave out track_running_stats=False"
+        )
+    others = set()  # such as FrozenBatchNorm2d
+    for module in model.modules():
+        if isinstance(getattr(module, "running_mean", None), Tensor):
+            others.add(type(module).__name__)
+    if others:
+        kinds = ", ".join(sorted(others))
+        return f"batch normalisation of torch.nn; {name} has running statistics in {kinds} alone"
+    return f"batch normalisation, which {name} lacks"

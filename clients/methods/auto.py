@@ -72,7 +72,7 @@ from clients.core.decision.tallies import (
 )
 from clients.core.evaluation import Choice, by_parts
 from clients.core.label_shift import bbse, log_q_by_em
-from clients.core.normalisation import sizes_with_statistics
+from clients.core.normalisation import missing_statistics, sizes_with_statistics
 from clients.core.protocol import FewShot
 from clients.methods._batchwise import (
     Changes,
@@ -192,17 +192,17 @@ class AutoClient(HoldingOut):
         lines = []
         if not plays:
             lines.append(
-                f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples, so "
-                "none holds out any, and all keep FedAvg's model; raise auto.held-out, or take "
-                "fewer clients or more samples"
+                f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples and "
+                "auto.plays above 0, so none holds out any, and all keep FedAvg's model; raise "
+                "auto.held-out, or take fewer clients or more samples"
             )
         able = candidates_of(candidates, bool(batch_norms(network)))
         left_out = [name for name in names_in(candidates) if name not in able]
         if left_out:
             verb = "needs" if len(left_out) == 1 else "need"
             lines.append(
-                f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} batch "
-                f"normalisation, which {model} lacks"
+                f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
+                f"{missing_statistics(model, network)}"
             )
         return lines
 
@@ -361,6 +361,18 @@ class AutoClient(HoldingOut):
         elif isinstance(self._correction, dict):
             model.load_state_dict(self._correction, strict=False)
         return model
+
+    def network_of_last_update(self, arrays: Arrays, config: Config) -> nn.Module:
+        """As a client's: that of the last choice, since blank inputs could lead to another one."""
+        self.begin("evaluate", config)
+        self.receive(arrays, config)
+        x, _ = self.share.everything.to(self.device)[:]
+        self._correction = None  # BBSE and other statistics leave the structure as it is
+        choice = int(self.stream.get(CHOSEN, KEEP))
+        if choice != KEEP and self.names[choice] in self.method_clients:
+            self._correction = self.method_clients[self.names[choice]]
+            self._correction.predict(x.clone())
+        return self.personal_model(x)
 
     # One client's inputs
 

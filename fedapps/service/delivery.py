@@ -370,9 +370,9 @@ def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalM
         if STREAM not in saved:
             raise cannot_go_on(card.method, folder)
         kept = Stream.parse(folder / STREAM, saved.read(STREAM))
-        # An update with blank inputs builds a network of this structure; its arrays are replaced.
         blank = unlabeled(torch.zeros(()).expand(2, *card.shape), card)
-        network = updated(card, kept, blank).network.eval()
+        client = kept.client(card, blank.share)
+        network = client.network_of_last_update(kept.sent, kept.message).cpu().eval()
         load_into_model(network, saved.arrays(MODEL), {})
         return PersonalModel(network, card, report, stream=kept).eval()
 

@@ -80,6 +80,7 @@ NOT_MOVED = (*COUNTED, "loss", "clients")  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
 SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "square", "misfits",
           "descriptors", "gradient", "hessian", "calibration", "loss", "clients")  # fmt: skip
+SMALLEST_MISFIT_DEVIATION = 1e-3  # clients get μ in float32, whose error is up to 1e-6
 NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entropy
 
 
@@ -298,6 +299,8 @@ class _Exchanges:
             )
         mean = sums["sum"] / max(sums["count"][0], 1)
         spread = deviation(sums["count"], sums["sum"], sums["square"])
+        # A layer that sees no batch of the inputs has the same T_l for all, up to rounding of μ.
+        spread = np.maximum(spread, SMALLEST_MISFIT_DEVIATION)
         rule = Rule(misfit_mean=mean, misfit_deviation=spread)
         cut = np.ones((len(self.candidates), DESCRIPTORS), bool)
         for place, name in enumerate(self.candidates):
@@ -382,7 +385,8 @@ class _Exchanges:
             if k == NEVER:
                 text = (
                     f"{clients:g} training clients played newcomers that {words}, and no choice "
-                    f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model"
+                    f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model; raise "
+                    "auto.alpha, or take more training clients"
                 )
                 self.strategy.say("no choice", text)
             guard.append(k)

@@ -89,9 +89,9 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
         "candidates none, bbse; bn0, bn64 need batch normalisation, which mlp lacks"
     ]
     nobody = (
-        "no training client plays a newcomer, which takes 20 held-out samples, so none holds out "
-        "any, and all keep FedAvg's model; raise auto.held-out, or take fewer clients or more "
-        "samples"
+        "no training client plays a newcomer, which takes 20 held-out samples and auto.plays above "
+        "0, so none holds out any, and all keep FedAvg's model; raise auto.held-out, or take fewer "
+        "clients or more samples"
     )
     assert method_caveats(config | {"auto.plays": 0}) == [nobody, lacking]
     assert method_caveats(config | {"method": "bbse"}) == []

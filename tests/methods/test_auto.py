@@ -13,7 +13,7 @@ from torch import nn
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision
+from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
@@ -321,13 +321,15 @@ class Frozen(nn.Module):
         nn.GroupNorm(2, 4),
         nn.LayerNorm([4, 8, 8]),
         nn.InstanceNorm2d(4),
+        nn.BatchNorm2d(4, track_running_stats=False),
         Frozen(),
     ],
     ids=str,
 )
 def test_other_normalisation_has_no_statistics_to_correct(norm):
-    """Group, layer and instance normalisation: BBSE alone, by the inner values of a network without
-    layers of statistics; client and server agree on their sizes."""
+    """Group, layer and instance normalisation, and batch normalisation without statistics: BBSE
+    alone, by the inner values of a network without such layers; client and server agree on their
+    sizes."""
     layers = [nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
     model = headed(nn.Sequential(*layers), "auto", (1, 8, 8), 3)
     client = AutoClient(model, share(X, Y), held_out=0.75)
@@ -339,11 +341,33 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
     assert np.isfinite(case.misfits).all() and np.isfinite(case.descriptors).all()
 
 
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        (nn.GroupNorm(2, 4), "normalisation, which my-network lacks"),
+        (
+            nn.BatchNorm2d(4, track_running_stats=False),
+            "normalisation with running statistics, and that of my-network keeps none: 1; leave "
+            "out track_running_stats=False",
+        ),
+        (
+            Frozen(),
+            "normalisation of torch.nn; my-network has running statistics in Frozen alone",
+        ),
+    ],
+)
+def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), norm)
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5}
+    expected = f"candidates none, bbse; bn16 needs batch {words}"
+    assert AutoClient.caveats(network, **settings) == [expected]
+
+
 def test_a_network_without_statistics_has_bbse_alone():
     result, _ = federate(**NORMED | {"model": "mlp", "rounds": 1})
     metrics = dict(result.evaluate_metrics_clientapp[1])
     assert {n for n in metrics if "novel-chosen" in n} == {"novel-chosen-none", "novel-chosen-bbse"}
-    with pytest.raises(ValueError, match="needs batch normalisation; add bbse"):
+    with pytest.raises(ValueError, match="with running statistics; add bbse"):
         federate(**NORMED | {"model": "mlp", "rounds": 1, "auto.candidates": "bn16"})
 
 
@@ -503,6 +527,23 @@ def test_few_training_clients_cannot_choose_and_the_run_says_so():
     assert (rule.guard == NEVER).all()
     assert [text.partition("\n")[0] for text in said] == ["auto: no choice"] * 2
     assert "1 training clients played newcomers that label shift explains, and no" in said[0]
+    assert "; raise auto.alpha, or take more training clients" in said[0]
+
+
+def test_a_layer_that_sees_no_batch_says_nothing_of_a_client():
+    """T_0 is -29.7 for all. The rule is sent in float32: its error is no deviation."""
+    strategy = Auto(alpha=0.5)
+    client = training_client()
+    exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
+    misfits = np.array([[-29.7, 0.0, 1.0, 2.0], [-29.7, 1.0, 3.0, 2.5], [-29.7, 2.0, 2.0, 1.0]])
+    first = {"count": np.array([3.0]), "sum": misfits.sum(0), "square": (misfits**2).sum(0)}
+    histograms = {"misfits": np.ones(2000), "descriptors": np.zeros((2, 4, 1200))}
+    answers = iter([first, histograms])
+    strategy.exchange = lambda action, payloads, like: [update(0, next(answers))]
+    rule = exchanges.with_misfits([{}])
+    sent = Rule.of({name: a.astype(np.float32) for name, a in rule.arrays().items()})
+    deviations = (misfits[0] - sent.misfit_mean) / sent.misfit_deviation
+    assert deviations == pytest.approx([0, -(1.5**0.5), -(1.5**0.5), 0.267], abs=2e-3)
 
 
 class Normed(torch.nn.Module):

@@ -73,8 +73,9 @@ def candidates_of(names: str, has_statistics: bool) -> tuple[str, ...]:
     able = tuple(name for name in given if has_statistics or name not in BN_WEIGHTS)
     if not able:
         raise ValueError(
-            f"auto.candidates is {names!r}, which needs batch normalisation; add bbse, or take a "
-            "model that has it: convnet-bn, torchvision.models:resnet18"
+            f"auto.candidates is {names!r}, which needs batch normalisation with running "
+            "statistics; add bbse, or take a model that has it: convnet-bn, "
+            "torchvision.models:resnet18"
         )
     return able
 

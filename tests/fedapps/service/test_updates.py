@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 import fedapps
 import partitions
+from clients.core.decision.choice import KEEP, Decision
+from clients.methods import auto
 from fedapps.files import locked
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
@@ -109,6 +111,27 @@ def test_a_restart_changes_no_bit_and_files_do_not_grow(method, run, novel, tmp_
         assert (again.report["updates"], again.report["data"]) == (number, digest)
         sizes.append([a.size for a in load_file(tmp_path / "stream.safetensors").values()])
     assert all(size == sizes[1] for size in sizes[1:])  # after a few inputs T3A's sets are full
+
+
+@pytest.mark.parametrize(("n", "choice_of_blank_inputs"), [(18, 0), (30, KEEP)])
+def test_a_model_is_opened_by_the_choice_that_it_was_saved_with(
+    n, choice_of_blank_inputs, run, novel, tmp_path, monkeypatch
+):
+    """T3A's network has no bias in its head. 18 inputs keep FedAvg's, 30 get T3A's; the two blank
+    inputs that open the folder would get the other one."""
+
+    def choose(choice):
+        decision = Decision(choice, 0.0, 0, np.ones(1), np.ones(1))
+        monkeypatch.setattr(auto, "decide", lambda *_: decision)
+
+    choose(0)
+    x = novel[0][0][:n]
+    model = run("auto", **{"auto.candidates": "t3a"}).personalize(x)
+    model.save(tmp_path)
+    choose(choice_of_blank_inputs)
+    again = fedapps.load_personal(tmp_path)
+    assert model.report["choice"] == ("none" if n < 20 else "t3a")
+    assert torch.equal(again(x), model(x))
 
 
 @pytest.mark.parametrize(
