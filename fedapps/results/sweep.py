@@ -17,6 +17,7 @@ from fedapps.settings.saved_configurations import (
     run_configuration,
     run_folders,
     unchecked_configuration,
+    where_runs_are,
 )
 from fedapps.settings.variants import Variant
 from partitions.datasets.loading import own_path
@@ -112,7 +113,9 @@ def begun_jobs(folder: Path, *, to_resume: bool = True) -> list[Job]:
     checkpoint; finished ones are done. Unless they are `to_resume`, no code that they name is
     imported, and settings are not checked. Raises ValueError if there is none."""
     if not (runs := run_folders(folder.resolve())):
-        raise ValueError(f"{folder} holds no run that could go on: no config.toml in it")
+        raise ValueError(
+            f"{folder} holds no run that could go on: no config.toml in it{where_runs_are(folder)}"
+        )
     jobs = []
     for run in runs:
         read = run_configuration(run) if to_resume else unchecked_configuration(run)

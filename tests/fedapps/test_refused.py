@@ -28,6 +28,7 @@ from fedapps.service import onnx
 from fedapps.service.inputs import read_input_files, unlabeled
 from fedapps.service.served_node import node_inputs
 from fedapps.service.serving import serve_once
+from fedapps.settings import saved_configurations
 from fedapps.settings.config import defaults
 from fedapps.settings.saved_configurations import run_configuration
 from fedapps.tuning import validation_score
@@ -103,6 +104,38 @@ def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatc
         arguments += [str(tmp_path / "search.toml"), "--output", str(tmp_path / "study")]
     assert words in fedapps(*arguments, code=2)
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "--resume", "OUT"], "OUT/a, OUT/b/grid"),
+        (["status", "OUT"], "OUT/a, OUT/b/grid"),
+        (["table", "OUT"], "OUT/a, OUT/b/grid"),
+        (["run", "--from", "OUT"], "OUT/a, OUT/b/grid"),
+        (["show", "OUT"], "OUT/a/fedavg-seed0, OUT/b/grid/fedper-seed1"),
+        (["show", "OUT/a"], "OUT/a/fedavg-seed0"),
+    ],
+)
+def test_a_folder_above_those_of_runs_names_them(arguments, named, tmp_path):
+    """Runs are in OUT/a and OUT/b/grid. A link to the folder itself is not followed."""
+    for run in ("a/fedavg-seed0", "b/grid/fedper-seed1"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.toml").write_text("")
+    (tmp_path / "c").symlink_to(tmp_path)
+    said = fedapps(*[word.replace("OUT", str(tmp_path)) for word in arguments], code=2)
+    found = said.partition("below it")[2].partition(": ")[2].partition(";")[0]
+    assert found.replace(str(tmp_path), "OUT") == named
+
+
+def test_a_search_for_runs_has_an_end(tmp_path, monkeypatch):
+    """Of 4 folders 2 are opened: the given one and `a`. The run is in `b`."""
+    monkeypatch.setattr(saved_configurations, "SEARCHED", 2)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b/fedavg-seed0").mkdir(parents=True)
+    (tmp_path / "b/fedavg-seed0/config.toml").write_text("")
+    assert saved_configurations.runs_below(tmp_path) == []
+    assert saved_configurations.runs_below(tmp_path / "b") == [tmp_path / "b/fedavg-seed0"]
 
 
 def test_a_deployment_tells_what_is_down(tmp_path):
