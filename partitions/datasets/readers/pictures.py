@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fedapps.common.file_states import is_new
 from fedapps.common.memory_limits import check_size
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import joined
@@ -201,13 +202,13 @@ def _class_folders(
     folder: Path, size: int, train: bool, level: int, later: bool, skip: float
 ) -> Raw:
     """The images of a folder by ImageFolder's rule: each folder in it, in alphabetical order, is a
-    class and holds images at any depth. `_is_new` decides about links. Without folders, the images
+    class and holds images at any depth. `is_new` decides about links. Without folders, the images
     in the folder itself have no labels."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     root = folder.resolve()
     visited: set[Path] = set()
-    class_folders = [path for path in _folders(folder) if _is_new(path, root, visited)]
+    class_folders = [path for path in _folders(folder) if is_new(path, root, visited)]
     classes = tuple(path.name for path in class_folders)
     files: list[str] = []
     labels: list[int] = []
@@ -286,23 +287,12 @@ def _walk(folder: Path, root: Path, visited: set[Path]) -> list[str]:
     names_in: dict[str, list[str]] = {}
     for place, folders, names in os.walk(folder, followlinks=True):
         # os.walk continues with the folders that this list holds after the assignment.
-        folders[:] = [name for name in sorted(folders) if _is_new(Path(place, name), root, visited)]
+        folders[:] = [name for name in sorted(folders) if is_new(Path(place, name), root, visited)]
         names_in[place] = sorted(names)
     files = []
     for place in sorted(names_in):
         files += [os.path.join(place, name) for name in names_in[place]]
     return files
-
-
-def _is_new(folder: Path, root: Path, visited: set[Path]) -> bool:
-    """Whether to read `folder`: it was not `visited` before, and it is no link into the data at
-    `root`, which are read anyway, or to a folder around them."""
-    target = folder.resolve()
-    inside = target.is_relative_to(root) or root.is_relative_to(target)
-    if target in visited or (folder.is_symlink() and inside):
-        return False
-    visited.add(target)
-    return True
 
 
 class BrokenImageError(ValueError):
