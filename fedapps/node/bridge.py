@@ -2,7 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from logging import ERROR, WARNING
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from clients.core.single_samples import naming_single_samples
 from clients.core.unknown_tokens import naming_tokens
 from fedapps.common.errors import brief
 from fedapps.files import locked, write_arrays
-from fedapps.node.context import identity, method_of, raises_errors, reason_of
+from fedapps.node.context import identity, log_error, method_of, raises_errors, reason_of
 
 # Keys in context.state, followed by the method: of a client's state, and of the part of it that
 # stays when another method follows.
@@ -54,7 +54,7 @@ def opening_error(error: Exception, message: Message, context: Context) -> Messa
     any other message is raised again, and so is one for a person who debugs."""
     if message.metadata.message_type != "query" or raises_errors(context):
         raise error
-    log(ERROR, "this client cannot start", exc_info=error)
+    log_error("this client cannot start", error, context)
     reason = brief(reason_of(error, context))[:200]
     properties = ConfigRecord({CAPABILITIES: "", START_ERROR: reason})
     return Message(RecordDict({"properties": properties}), reply_to=message)
