@@ -23,6 +23,7 @@ from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
 from partitions.arrays import as_array, as_tensor
 from partitions.items import from_batch, from_items, from_tensors
+from partitions.pictures import are_pictures
 from partitions.reading import Form, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
 
@@ -224,6 +225,8 @@ def _are_inputs_and_labels(given: Any) -> bool:
     x, y = given
     if isinstance(x, ARRAYS) or is_table(x) or is_list_of_numbers(x):
         return isinstance(y, ARRAYS) or _is_column(y)
+    if are_pictures(x):
+        return isinstance(y, ARRAYS) or _is_column(y)
     if _is_list_of_arrays(x):
         return _is_column(y) or (_is_list_of_arrays(y) and not y[0].ndim)
     several = isinstance(x, Mapping) or (isinstance(x, tuple) and _is_tensors(x))
@@ -266,7 +269,7 @@ def _samples(part: Any, form: Form, draws: bool = False) -> Samples:
         y = labels[0] if labels else None
         if is_table(x):
             return from_tensors(of_table(x, form, labels=False)[0], y, form)
-        if isinstance(x, ARRAYS | list):
+        if isinstance(x, ARRAYS | list) and not are_pictures(x):
             return from_tensors(_as_inputs(x), y, form)
         return from_batch((x, y), form)
     if isinstance(part, str):
