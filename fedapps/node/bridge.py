@@ -21,6 +21,7 @@ from clients.core.protocol import (
     CLIENT,
     DOMAIN,
     LOSS,
+    MAX_REASON,
     NUM_EXAMPLES,
     RESTORE_STATE,
     RUN_TOKEN,
@@ -31,7 +32,7 @@ from clients.core.protocol import (
 )
 from clients.core.single_samples import naming_single_samples
 from clients.core.unknown_tokens import naming_tokens
-from fedapps.common.errors import brief
+from fedapps.common.errors import brief, printable
 from fedapps.files import locked, write_arrays
 from fedapps.node.context import identity, log_error, method_of, raises_errors, reason_of
 
@@ -55,7 +56,9 @@ def opening_error(error: Exception, message: Message, context: Context) -> Messa
     if message.metadata.message_type != "query" or raises_errors(context):
         raise error
     log_error("this client cannot start", error, context)
-    reason = brief(reason_of(error, context))[:200]
+    reason = printable(brief(reason_of(error, context)))
+    if len(reason) > MAX_REASON:
+        reason = reason[: MAX_REASON - 2] + " …"
     properties = ConfigRecord({CAPABILITIES: "", START_ERROR: reason})
     return Message(RecordDict({"properties": properties}), reply_to=message)
 
