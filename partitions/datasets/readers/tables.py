@@ -15,6 +15,7 @@ import numpy as np
 from fedapps.common.memory_limits import check_size
 from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import AUTO
+from partitions.datasets.alike import note_alike
 from partitions.datasets.description import (
     CATEGORY,
     IMAGE,
@@ -275,6 +276,9 @@ def read_frame(
         if mark:
             notes.append(f"{source}, {mark}")
         if column.kind == CATEGORY:
+            note = note_alike(column.categories, f"column {name}:", "categories")
+            if note:
+                notes.append(f"{source}, {note}")
             natural[column.name] = frame[name].fillna("").astype(str).str.strip().to_numpy(str)
     y = np.full(len(frame), UNLABELED)
     if label_columns:
