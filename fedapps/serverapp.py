@@ -31,6 +31,7 @@ from fedapps.methods import METHODS, check_private
 from fedapps.results.checkpoint import newest_checkpoint, next_round
 from fedapps.results.folder import takes_states
 from fedapps.results.recorder import Recorder
+from fedapps.results.sweep import check_same
 from fedapps.saved import State, read_client_states, read_former, read_json
 from fedapps.service import DEPLOYMENT_VARIABLE, NOTED_RUNS
 from fedapps.settings.config import (
@@ -38,6 +39,7 @@ from fedapps.settings.config import (
     accepted,
     check_method,
     construct,
+    is_resolved,
     resolve,
     said,
     settings,
@@ -75,7 +77,10 @@ def main(grid: Grid, context: Context) -> None:
     for note in check_read(config, given, methods, from_file=given):
         log(WARNING, note)
     check_companions(config, given, methods)
+    by_command = is_resolved(context.run_config)  # which has checked the folders of its runs
     if len(methods) == 1:
+        if not by_command:
+            _check_output(config)
         run(grid, config, engine, report=True)
         return
     configs: list[Config] = []
@@ -84,6 +89,8 @@ def main(grid: Grid, context: Context) -> None:
         if config["output-dir"]:
             changes["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
         configs.append(config | changes)
+        if not by_command:
+            _check_output(configs[-1])
     # `fedapps run` has said which runs share a training, and removes what they keep.
     shares_here = bool(config["output-dir"] and not config["training-dir"])
     if shares_here:
@@ -102,6 +109,13 @@ def main(grid: Grid, context: Context) -> None:
         forget(str(method_config["training-dir"]) for method_config in configs)
     if errors:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
+
+
+def _check_output(config: Config) -> None:
+    """Raise ValueError if the run would replace one of another configuration in ``output-dir``."""
+    if config["output-dir"]:
+        folder = Path(str(config["output-dir"]))
+        check_same(folder, config, "choose another output-dir, or remove the folder")
 
 
 @torch_defaults()

@@ -41,16 +41,21 @@ def keep_finished(jobs: Sequence[Job]) -> None:
                 f"{job.folder} holds a finished run whose config.toml is damaged or of another "
                 "release; choose another --output, or start over with --fresh"
             )
-        for saved, what in ((done, "a finished"), (unfinished(job.folder), "an unfinished")):
-            if saved is not None and (other := differences(saved, job.config)):
-                raise ValueError(
-                    f"{job.folder} holds {what} run of another configuration ({other}); choose "
-                    "another --output, or start over with --fresh"
-                )
+        check_same(job.folder, job.config, "choose another --output, or start over with --fresh")
         job.done = done is not None
         if done is not None or unfinished(job.folder) is not None:
             begun.append(job)
     _warn_of_changes(begun)
+
+
+def check_same(folder: Path, config: Config, what_to_do: str) -> None:
+    """Raise ValueError if `folder` holds a run of another configuration than `config`, finished or
+    with a checkpoint: a new run would replace it."""
+    for saved, what in ((finished(folder), "a finished"), (unfinished(folder), "an unfinished")):
+        if saved is not None and (other := differences(saved, config)):
+            raise ValueError(
+                f"{folder} holds {what} run of another configuration ({other}); {what_to_do}"
+            )
 
 
 def _warn_of_changes(jobs: Sequence[Job]) -> None:

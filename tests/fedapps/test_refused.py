@@ -23,7 +23,7 @@ from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
 from fedapps.saved import MODEL, read_arrays
-from fedapps.serverapp import APPS, check_run, main
+from fedapps.serverapp import APPS, check_run, main, run_in_process
 from fedapps.service import onnx
 from fedapps.service.inputs import read_input_files, unlabeled
 from fedapps.service.served_node import node_inputs
@@ -207,6 +207,24 @@ def test_methods_side_by_side_in_flower_fail_each_for_itself(tmp_path, caplog):
     with pytest.raises(RuntimeError, match=r"^fedbn: ValueError: "):
         main(grid, SimpleNamespace(run_config=config))
     assert json.loads((tmp_path / "fedavg-seed0" / "summary.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize(
+    ("folder", "method"), [("run", "fedper"), ("fedavg-seed0", "fedper,fedavg")]
+)
+def test_flwr_run_does_not_replace_a_finished_run_of_another_configuration(
+    folder, method, resume, tmp_path
+):
+    """FedAvg with 3 local steps was there. The second command runs it with the default number."""
+    run_in_process(SMALL | {"method": "fedavg", "output-dir": str(tmp_path / folder)})
+    before = (tmp_path / folder / "summary.json").read_bytes()
+    output = tmp_path if "," in method else tmp_path / folder
+    config = {"method": method, "output-dir": str(output), "resume": resume}
+    grid = InProcessGrid.simulation(app, SMALL, 4)
+    with pytest.raises(ValueError, match=r"holds a finished run of another .*; choose another out"):
+        main(grid, SimpleNamespace(run_config=config))
+    assert (tmp_path / folder / "summary.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
