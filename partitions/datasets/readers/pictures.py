@@ -18,6 +18,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedapps.common.file_states import is_new
 from fedapps.common.memory_limits import check_size
+from partitions.datasets.alike import note_alike
+from partitions.datasets.description import listed
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import joined
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -52,7 +54,8 @@ def read_pictures(
     level = _level(label, train or folder, later)
     if train is None:
         raw = _class_folders(folder, size, True, level, later, skip)
-        return raw.noted(*_owners(raw, level, folder), *_unread(folder, folder))
+        about = [*_about_classes(raw, folder, later), *_owners(raw, level, folder)]
+        return raw.noted(*about, *_unread(folder, folder))
     validation = _first(folder, VALIDATION)
     test = _first(folder, TEST)
     places = [place for place in (train, validation, test) if place is not None]
@@ -74,7 +77,27 @@ def read_pictures(
         beside = " and ".join(place.name for place in places)
         notes.append(f"{folder}: folders beside {beside} are left out: {', '.join(others)}")
     whole = joined(parts, folder)
-    return whole.noted(*_owners(whole, level, folder), *notes)
+    about = [*_about_classes(whole, folder, later), *_owners(whole, level, folder)]
+    return whole.noted(*about, *notes)
+
+
+def _about_classes(raw: Raw, folder: Path, later: bool) -> list[str]:
+    """Notes on folders of classes whose names look alike, and on those without an image. A `later`
+    client may lack classes."""
+    notes: list[str] = []
+    if later:
+        return notes
+    alike = note_alike(raw.classes, "the folders", "classes")
+    if alike:
+        notes.append(f"{folder}: {alike}")
+    present = set(np.unique(raw.y).tolist())
+    empty = [name for number, name in enumerate(raw.classes) if number not in present]
+    if empty:
+        notes.append(
+            f"{folder}: no image has the class {listed(empty)}, which counts as a class all the "
+            "same; remove its folder if it is none"
+        )
+    return notes
 
 
 def _level(label: str, folder: Path, later: bool) -> int:
