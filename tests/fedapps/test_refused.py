@@ -228,6 +228,18 @@ def test_flwr_run_does_not_replace_a_finished_run_of_another_configuration(
 
 
 @pytest.mark.parametrize(
+    ("inputs", "outputs", "array"), [(2, 3, r"'weight' has shape \(3, 2\)"), (4, 2, r"\(2, 4\)")]
+)
+def test_a_client_with_other_classes_or_columns_than_the_run_says_so(inputs, outputs, array):
+    """Its two columns and two classes stand beside the run's."""
+    client = Client(nn.Linear(2, 2), share([[1.0, 2.0]], [0]))
+    arrays = {"weight": np.zeros((outputs, inputs)), "bias": np.zeros(outputs)}
+    words = rf"{array}, the model \(2, 2\): .* whose inputs have the shape \(2,\); give all clients"
+    with pytest.raises(ValueError, match=words):
+        client.load(arrays)
+
+
+@pytest.mark.parametrize(
     ("device", "words"), [("tpu", "unknown device 'tpu'; known: auto, cpu"), ("cuda", "no CUDA")]
 )
 def test_devices_that_are_not_there(device, words, monkeypatch):
