@@ -72,6 +72,7 @@ FORMS = {
     "columns": {"x": X.numpy(), "sick": Y.tolist()},
     "columns of numbers": table_columns() | {"sick": Y.numpy()},
     "lists of arrays": (list(X.numpy()), list(Y)),
+    "a list of labels as tensors": (X, list(Y)),
     "items": list(zip(X, Y.tolist(), strict=True)),
     "rows": TABLE.to_dict("records"),
     "datasets": Dataset.from_pandas(TABLE),
@@ -224,6 +225,10 @@ def test_what_is_not_understood_names_what_to_write(form, words):
     ("data", "words"),
     [
         ((csr_matrix(X), Y), r"inputs are csr_matrix; give a dense array: x\.toarray\(\)"),
+        (
+            (X, TensorDataset(Y.float())),
+            r"validation samples have inputs of shape \(\), the training samples of \(3,\)",
+        ),
         ((memoryview(X.numpy()), Y), r"memoryview has no item 0"),
         ({"train": (X, Y), "extra": (X, Y)}, r"keys train, extra; .* and test, not extra"),
         ({"a": [[1], [1, 2]], "label": [0, 1]}, r"a list holds rows of several lengths"),
