@@ -179,7 +179,7 @@ def column(split: Any, names: Sequence[str], source: Path) -> str:
     if not present:
         raise ValueError(
             f"{source}: none of the columns {', '.join(split.column_names)} is called "
-            f"{', '.join(names)}; rename the one that is meant to {names[0]}"
+            f"{', '.join(names)}; give the one that is needed one of these names"
         )
     if len(present) > 1:
         raise ValueError(
