@@ -229,6 +229,10 @@ def test_what_is_not_understood_names_what_to_write(form, words):
             (X, TensorDataset(Y.float())),
             r"validation samples have inputs of shape \(\), the training samples of \(3,\)",
         ),
+        (
+            TABLE.rename(columns={"sick": "label"}).assign(ward=1.0),
+            r"inputs of shape \(4,\): .*; the table's columns of inputs are age, height, .*, ward",
+        ),
         ((memoryview(X.numpy()), Y), r"memoryview has no item 0"),
         ({"train": (X, Y), "extra": (X, Y)}, r"keys train, extra; .* and test, not extra"),
         ({"a": [[1], [1, 2]], "label": [0, 1]}, r"a list holds rows of several lengths"),
