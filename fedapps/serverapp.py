@@ -141,10 +141,10 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
         _prepare_privacy(config, privacy, output, checkpoint)
         kept = opened.enter_context(kept_rounds(config))
         callbacks = make_callbacks(config)
-        recorder = Recorder(config, engine, output, checkpoint)
-        callbacks.on_failure = recorder.record_failure
-        if checkpoint is not None:
-            callbacks.load_state(checkpoint["callbacks"])
+        recorder: Recorder
+
+        def on_failure(text: str) -> None:
+            recorder.record_failure(text)
 
         def on_round(metrics: dict[str, Any]) -> None:
             # The round is on record if a callback ends the run, and the checkpoint holds what
@@ -161,14 +161,20 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
         strategy, shared = strategy_of_run(
             config,
             on_round=on_round,
-            on_failure=recorder.record_failure,
+            on_failure=on_failure,
             former=former_state,
             client_states=client_states,
             privacy=privacy,
             latency=latency,
             kept_rounds=kept,
         )
+        # Only now: it removes what a former run has left, and a network or a method that the
+        # configuration does not fit has been refused.
+        recorder = Recorder(config, engine, output, checkpoint)
         recorder.strategy = strategy
+        callbacks.on_failure = on_failure
+        if checkpoint is not None:
+            callbacks.load_state(checkpoint["callbacks"])
         with callbacks.run(config, lambda: recorder.summary), recorder:
             result = strategy.start(
                 grid=grid,

@@ -227,6 +227,22 @@ def test_flwr_run_does_not_replace_a_finished_run_of_another_configuration(
     assert (tmp_path / folder / "summary.json").read_bytes() == before
 
 
+def test_a_run_that_cannot_begin_leaves_former_results(tmp_path, monkeypatch):
+    """The same settings as before, of a network that is not to be built any more."""
+    config = SMALL | {"method": "fedavg", "output-dir": str(tmp_path)}
+    run_in_process(config)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+
+    def fail(*arguments, **named):
+        raise ValueError("no such layer")
+
+    monkeypatch.setattr("fedapps.serverapp.strategy_of_run", fail)
+    with pytest.raises(ValueError, match="no such layer"):
+        run_in_process(config)
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    assert after == before
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs", "array"), [(2, 3, r"'weight' has shape \(3, 2\)"), (4, 2, r"\(2, 4\)")]
 )
