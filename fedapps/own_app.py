@@ -34,6 +34,7 @@ from clients.core.privacy import settings_of
 from clients.core.protocol import LOSS, METHOD, NUM_EXAMPLES, STATISTICS, SUMS
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import (
+    InputShapeError,
     adopted,
     check_logits,
     check_whole_inputs,
@@ -228,16 +229,23 @@ def client_app(
             if share.novel:
                 say_once(UNKNOWN_DISTANCE)
         shape = tuple(share.everything.x.shape[1:])
-        (network, initial), num_outputs, module = _network(
-            method,
-            model,
-            config,
-            shape,
-            context,
-            outputs="" if outputs == LOGITS and shape in checked_shapes else outputs,
-            parts=parts_of(share.everything),
-            known_heads=known_heads,
-        )
+        try:
+            (network, initial), num_outputs, module = _network(
+                method,
+                model,
+                config,
+                shape,
+                context,
+                outputs="" if outputs == LOGITS and shape in checked_shapes else outputs,
+                parts=parts_of(share.everything),
+                known_heads=known_heads,
+            )
+        except InputShapeError as error:
+            if not form.order:
+                raise
+            raise ValueError(
+                f"{error}; the table's columns of inputs are {', '.join(form.order):.300}"
+            ) from error
         checked_shapes.add(shape)
         if takes_whole_numbers(network):
             if scales:

@@ -31,6 +31,7 @@ from fedapps.methods import METHODS, check_private
 from fedapps.results.checkpoint import newest_checkpoint, next_round
 from fedapps.results.folder import takes_states
 from fedapps.results.recorder import Recorder
+from fedapps.results.sweep import check_same
 from fedapps.saved import State, read_client_states, read_former, read_json
 from fedapps.service import DEPLOYMENT_VARIABLE, NOTED_RUNS
 from fedapps.settings.config import (
@@ -38,6 +39,7 @@ from fedapps.settings.config import (
     accepted,
     check_method,
     construct,
+    is_resolved,
     resolve,
     said,
     settings,
@@ -75,7 +77,10 @@ def main(grid: Grid, context: Context) -> None:
     for note in check_read(config, given, methods, from_file=given):
         log(WARNING, note)
     check_companions(config, given, methods)
+    by_command = is_resolved(context.run_config)  # which has checked the folders of its runs
     if len(methods) == 1:
+        if not by_command:
+            _check_output(config)
         run(grid, config, engine, report=True)
         return
     configs: list[Config] = []
@@ -84,6 +89,8 @@ def main(grid: Grid, context: Context) -> None:
         if config["output-dir"]:
             changes["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
         configs.append(config | changes)
+        if not by_command:
+            _check_output(configs[-1])
     # `fedapps run` has said which runs share a training, and removes what they keep.
     shares_here = bool(config["output-dir"] and not config["training-dir"])
     if shares_here:
@@ -102,6 +109,13 @@ def main(grid: Grid, context: Context) -> None:
         forget(str(method_config["training-dir"]) for method_config in configs)
     if errors:
         raise RuntimeError("; ".join(f"{method}: {error}" for method, error in errors.items()))
+
+
+def _check_output(config: Config) -> None:
+    """Raise ValueError if the run would replace one of another configuration in ``output-dir``."""
+    if config["output-dir"]:
+        folder = Path(str(config["output-dir"]))
+        check_same(folder, config, "choose another output-dir, or remove the folder")
 
 
 @torch_defaults()
@@ -127,10 +141,10 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
         _prepare_privacy(config, privacy, output, checkpoint)
         kept = opened.enter_context(kept_rounds(config))
         callbacks = make_callbacks(config)
-        recorder = Recorder(config, engine, output, checkpoint)
-        callbacks.on_failure = recorder.record_failure
-        if checkpoint is not None:
-            callbacks.load_state(checkpoint["callbacks"])
+        recorder: Recorder
+
+        def on_failure(text: str) -> None:
+            recorder.record_failure(text)
 
         def on_round(metrics: dict[str, Any]) -> None:
             # The round is on record if a callback ends the run, and the checkpoint holds what
@@ -147,14 +161,20 @@ def run(grid: Grid, config: Config, engine: str = "in-process", *, report: bool 
         strategy, shared = strategy_of_run(
             config,
             on_round=on_round,
-            on_failure=recorder.record_failure,
+            on_failure=on_failure,
             former=former_state,
             client_states=client_states,
             privacy=privacy,
             latency=latency,
             kept_rounds=kept,
         )
+        # Only now: it removes what a former run has left, and a network or a method that the
+        # configuration does not fit has been refused.
+        recorder = Recorder(config, engine, output, checkpoint)
         recorder.strategy = strategy
+        callbacks.on_failure = on_failure
+        if checkpoint is not None:
+            callbacks.load_state(checkpoint["callbacks"])
         with callbacks.run(config, lambda: recorder.summary), recorder:
             result = strategy.start(
                 grid=grid,

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partitions.pictures import is_picture, of_picture
+
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has few operations for them
-PIXELS = ("1", "L", "LA", "RGB", "RGBA")  # modes of Pillow whose bands are channels
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -42,8 +43,8 @@ def as_tensor(value: Any) -> Tensor:
         return value.to(torch.int64) if value.dtype in UNSIGNED else value
     if hasattr(value, "toarray"):  # of scipy
         raise ValueError(f"inputs are {type(value).__name__}; give a dense array: x.toarray()")
-    if hasattr(value, "getbands"):  # of Pillow
-        return _of_picture(value)
+    if is_picture(value):
+        return of_picture(value)
     array = as_array(value)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
@@ -58,20 +59,3 @@ def as_tensor(value: Any) -> Tensor:
         )
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _of_picture(picture: Any) -> Tensor:
-    """A picture of Pillow as (channels, height, width) in [0, 1]: as it is if it is grey, RGB or
-    one of these with transparency, else converted to RGB. Raises ValueError for pixels of more than
-    8 bits, whose range is unknown."""
-    from torchvision.transforms.functional import to_tensor
-
-    if picture.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"a picture has pixels of more than 8 bits (mode {picture.mode}); give an array of its "
-            "pixels in [0, 1], as np.asarray(picture) / 65535 of 16 bits"
-        )
-    if picture.mode not in PIXELS:
-        picture = picture.convert("RGB")  # of a palette to_tensor gives the positions in it
-    pixels: Tensor = to_tensor(picture)
-    return pixels

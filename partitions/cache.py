@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedapps.common import external_code
+from fedapps.common.file_states import file_states
 from fedapps.common.home import home_folder
 from fedapps.common.tasks import CLASSES
 from partitions.datasets.description import Column, Description
@@ -39,14 +40,12 @@ def cache_dir() -> Path:
 
 
 def fingerprint(folder: Path, *, recursive: bool = True) -> str:
-    """A hash of the paths, sizes and times of a file, or of the files in a folder. Without
-    `recursive`, files in its subfolders do not count."""
-    inner = folder.rglob("*") if recursive else folder.glob("*")
-    files = sorted(path for path in (folder, *inner) if path.is_file())
+    """A hash of the paths, sizes and times of a file, or of the files in a folder, behind links
+    too. Without `recursive`, files in its subfolders do not count."""
     stats = []
-    for file in files:
-        stat = file.stat()
-        stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns))
+    for file in file_states(folder, recursive=recursive):
+        stats.append((file.real_path, file.size, file.changed_ns))
+    stats.sort()
     return hashlib.blake2b(json.dumps([VERSION, stats]).encode(), digest_size=8).hexdigest()
 
 

@@ -46,8 +46,8 @@ def chosen_columns(config: Config, info: Info) -> tuple[list[str], list[str]]:
                     f"{did_you_mean(str(name), known)}; its columns: {', '.join(known):.500}"
                 )
     owner = owner_column(config, info)
-    chosen = []
-    notes = []
+    chosen: list[str] = []
+    notes: list[str] = []
     for column in description.columns:
         name = column.name
         if name == owner or name in ignored or (asked and name not in asked):
@@ -59,6 +59,8 @@ def chosen_columns(config: Config, info: Info) -> tuple[list[str], list[str]]:
             )
             continue
         chosen.append(name)
+    if notes and not chosen:
+        raise ValueError(f"{notes[0]}; no other column is left")
     return chosen, notes
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from partitions.arrays import as_array, as_tensor
 from partitions.datasets.labels import check_below, of_node
 from partitions.datasets.readers.raw import UNLABELED
 from partitions.parts import Part, have_equal_shapes, packed, packed_shape
+from partitions.pictures import LOOKED_AT, check_pixels, pictures_in
 from partitions.reading import (
     Form,
     Read,
@@ -152,6 +154,10 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
             f"{name} has no item 0: a dataset has items 0 … n - 1, each a sample; of a table "
             "or a dictionary give arrays (x, y)"
         ) from error
+    if collate is None and pictures_in(first):
+        count = min(len(items), LOOKED_AT)
+        others = (pictures_in(items[row]) for row in range(1, count))
+        check_pixels(chain([pictures_in(first)], others))
     sample = read(first if collate is None else collate([first]), form, collate is not None)
     batched = collate is not None
     parts = sample.parts(batched)

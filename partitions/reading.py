@@ -19,6 +19,7 @@ from partitions.datasets.labels import SIGNS, check_below, of_node, of_task
 from partitions.datasets.readers.hub import IMAGES
 from partitions.datasets.readers.hub import LABELS as LABEL_NAMES
 from partitions.parts import LARGEST_WHOLE, Part, packed
+from partitions.pictures import are_pictures, of_pictures
 from partitions.shares import check_columns
 
 INPUTS = ("x", "input", "inputs", *IMAGES)
@@ -113,6 +114,8 @@ def is_list_of_numbers(given: Any) -> bool:
 
 
 def _input(value: Any) -> Tensor:
+    if are_pictures(value):
+        return of_pictures(value)
     try:
         return as_tensor(value)
     except TypeError as error:

@@ -188,11 +188,16 @@ def model_arrays(model: nn.Module, without: Collection[str] = ()) -> Arrays:
     return {name: view.copy() for name, view in layout.views.items() if name not in without}
 
 
+class OtherShapeError(ValueError):
+    """An array of another shape than the model's."""
+
+
 def load_into_model(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
     """Set every array of the model, from `arrays` or else from `fallback`.
 
     If a parameter has several names, the array of its first name is used. Raises ValueError for a
-    name that the model lacks, for a missing array and for an array of another shape."""
+    name that the model lacks and for a missing array, OtherShapeError for an array of another
+    shape."""
     layout = layout_of(model)
     unknown = arrays.keys() - layout.tensors.keys()
     if unknown:
@@ -204,7 +209,7 @@ def load_into_model(model: nn.Module, arrays: Arrays, fallback: Arrays) -> None:
             raise ValueError(f"no value for the model's array {name!r}")
         target = layout.tensors[name] if layout.views is None else layout.views[name]
         if source.shape != target.shape:
-            raise ValueError(
+            raise OtherShapeError(
                 f"array {name!r} has shape {source.shape}, the model {tuple(target.shape)}"
             )
         if isinstance(target, Tensor):

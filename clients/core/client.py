@@ -15,7 +15,15 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from clients.core.arrays import Arrays, group, load_into_model, model_arrays, prefixed, to_tensors
+from clients.core.arrays import (
+    Arrays,
+    OtherShapeError,
+    group,
+    load_into_model,
+    model_arrays,
+    prefixed,
+    to_tensors,
+)
 from clients.core.cohort import in_cohort, run_in_cohort
 from clients.core.criterion import Criterion
 from clients.core.domain import domain_gradient
@@ -475,7 +483,15 @@ class Client(Configured, NumPyClient):
         personal = group(self.state, "personal")
         if personal:
             fallback = self.initial | personal
-        load_into_model(self.model, arrays, fallback)
+        try:
+            load_into_model(self.model, arrays, fallback)
+        except OtherShapeError as error:
+            shape = tuple(self.share.everything.x.shape[1:])
+            raise ValueError(
+                f"{error}: the run has other inputs, classes or another model than this client, "
+                f"whose inputs have the shape {shape}; give all clients data of the same columns "
+                "and classes"
+            ) from error
 
     def lacks_state(self, arrays: Arrays) -> bool:
         """Whether a training client has no personal arrays, in its state or in `arrays`."""

@@ -35,6 +35,7 @@ MODEL = "model"  # the name of its network
 INPUT_SIZE = "input-size"  # numbers in one input
 COLUMNS = "table-columns"  # a digest of its columns' names in their order, if it has a table
 START_ERROR = "error"  # why it cannot start
+MAX_REASON = 500  # characters of it, so that a sentence says to its end what to write
 
 # Keys of a reply's metrics. Scores have the names of `fedapps.common.tasks`; the type that a user
 # prefers is `partitions.shares.SUB_POPULATION`.

@@ -403,11 +403,15 @@ def check_types(network: nn.Module) -> None:
         )
 
 
+class InputShapeError(ValueError):
+    """A network that cannot take inputs of the shape that the data have."""
+
+
 def _tried(network: nn.Module, name: str, shape: tuple[int, ...], parts: Sequence[Part]) -> Tensor:
     """The output for two blank inputs, as the network takes them: packed of `parts`, as they are,
     as whole numbers, or with repeated channels.
 
-    Raises ValueError if it cannot take them."""
+    Raises InputShapeError if it cannot take them."""
     x = blank_inputs(network, shape)
     with torch.no_grad():
         if parts:
@@ -434,7 +438,9 @@ def _tried(network: nn.Module, name: str, shape: tuple[int, ...], parts: Sequenc
             except FAILURES:
                 handle.remove()
     hint = _hint_of_types(network)
-    raise ValueError(f"{name!r} cannot take inputs of shape {shape}: {failure}{hint}") from failure
+    raise InputShapeError(
+        f"{name!r} cannot take inputs of shape {shape}: {failure}{hint}"
+    ) from failure
 
 
 def _hint_of_types(network: nn.Module) -> str:

@@ -21,6 +21,7 @@ MACHINERY = (
     "clients.core.cohort",
 )
 SENTENCES = (ValueError, RuntimeError, OSError)  # how the package refuses something
+WITHHELD = "its text is withheld under differential privacy"
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
@@ -30,18 +31,20 @@ class Refusal(ValueError):
     gets it in full."""
 
 
-def described(error: BaseException, *, private: bool = False) -> str:
+def described(error: BaseException, *, private: bool = False, where: str = "") -> str:
     """The last frames of the traceback, without those of torch, Flower and Ray, then the error.
 
-    A `private` client's text has no message and no code: type, file and line. A `Refusal` is its
-    sentence."""
+    A `private` client's text has no message and no code: type, file and line. It says that the
+    message is withheld, and `where` to read it. A `Refusal` is its sentence."""
     message = _line(error)
     if isinstance(error, Refusal):
         return message
     frames = _frames(error.__traceback__)[-MAX_FRAMES:]
     if private:
         frames = [_without_code(frame) for frame in frames[-1:]]
-        message = type(error).__name__
+        message = f"{type(error).__name__}: {WITHHELD}"
+        if where:
+            message += f", {where}"
     return "".join(StackSummary.from_list(frames).format()) + message
 
 

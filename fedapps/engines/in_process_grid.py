@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import count
-from logging import ERROR
 from typing import Any, Self
 from uuid import uuid4
 
@@ -20,7 +19,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import DEFAULT_ACTION
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -33,6 +31,7 @@ from fedapps.node.context import (
     SIMULATED,
     SIMULATION,
     is_simulated,
+    log_error,
     raises_errors,
     reason_of,
 )
@@ -296,7 +295,7 @@ def respond(client_app: ClientAppCallable, message: Message, context: Context) -
         if raises_errors(context):
             raise
         if not is_simulated(context):
-            log(ERROR, "the client's answer failed", exc_info=error)
+            log_error("the client's answer failed", error, context)
         return error_reply(message, reason_of(error, context))
 
 

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from logging import ERROR, WARNING
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from clients.core.protocol import (
     CLIENT,
     DOMAIN,
     LOSS,
+    MAX_REASON,
     NUM_EXAMPLES,
     RESTORE_STATE,
     RUN_TOKEN,
@@ -31,9 +32,9 @@ from clients.core.protocol import (
 )
 from clients.core.single_samples import naming_single_samples
 from clients.core.unknown_tokens import naming_tokens
-from fedapps.common.errors import brief
+from fedapps.common.errors import brief, printable
 from fedapps.files import locked, write_arrays
-from fedapps.node.context import identity, method_of, raises_errors, reason_of
+from fedapps.node.context import identity, log_error, method_of, raises_errors, reason_of
 
 # Keys in context.state, followed by the method: of a client's state, and of the part of it that
 # stays when another method follows.
@@ -54,8 +55,10 @@ def opening_error(error: Exception, message: Message, context: Context) -> Messa
     any other message is raised again, and so is one for a person who debugs."""
     if message.metadata.message_type != "query" or raises_errors(context):
         raise error
-    log(ERROR, "this client cannot start", exc_info=error)
-    reason = brief(reason_of(error, context))[:200]
+    log_error("this client cannot start", error, context)
+    reason = printable(brief(reason_of(error, context)))
+    if len(reason) > MAX_REASON:
+        reason = reason[: MAX_REASON - 2] + " …"
     properties = ConfigRecord({CAPABILITIES: "", START_ERROR: reason})
     return Message(RecordDict({"properties": properties}), reply_to=message)
 

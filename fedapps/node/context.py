@@ -2,12 +2,14 @@
 may know of its errors."""
 
 import sys
+from logging import ERROR
 
 from flwr.app import Context, Message
+from flwr.common.logger import log
 
 from clients.core.privacy import settings_of
 from clients.core.protocol import METHOD
-from fedapps.common.errors import described
+from fedapps.common.errors import Refusal, described
 
 SIMULATED = "simulated"  # key of a node's configuration: SIMULATION in that of a virtual client
 DEBUG = "debug"  # the same: a virtual client's error is raised, and not sent as a reply
@@ -38,13 +40,29 @@ def method_of(message: Message, context: Context) -> str:
 
 def reason_of(error: Exception | SystemExit, context: Context) -> str:
     """What the server may know of a client's error: under privacy no message and no code."""
+    where = "see the node's log"
+    if is_simulated(context):  # where all is in one program's hands
+        where = "a run without it shows the text"
+    return described(error, private=withholds_errors(context), where=where)
+
+
+def withholds_errors(context: Context) -> bool:
+    """Whether the run or the node has a privacy that the text of an error could break."""
     settings = {**context.run_config, **context.node_config}
     has_policy = any(key.startswith("dp-") for key in context.node_config)
     has_dp = settings.get("dp", "none") != "none"
     private_descriptors = any(
         value for key, value in settings.items() if key.endswith("descriptor-epsilon")
     )
-    return described(error, private=has_policy or has_dp or private_descriptors)
+    return has_policy or has_dp or private_descriptors
+
+
+def log_error(text: str, error: BaseException, context: Context) -> None:
+    """Write a client's whole error to the log of its node, and that the server gets no text of
+    it, if it gets none."""
+    if withholds_errors(context) and not isinstance(error, Refusal):
+        text += "; under differential privacy the server gets its type and place, not its text"
+    log(ERROR, "%s", text, exc_info=error)
 
 
 def is_simulated(context: Context) -> bool:

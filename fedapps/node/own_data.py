@@ -23,6 +23,7 @@ from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
 from partitions.arrays import as_array, as_tensor
 from partitions.items import from_batch, from_items, from_tensors
+from partitions.pictures import are_pictures
 from partitions.reading import Form, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
 
@@ -71,6 +72,9 @@ def share_of(
     if held_out is None:
         held_out = empty
     test = _held_out(parts.test, form, "test")
+    for samples, name in ((held_out, "validation"), (test, "test")):
+        if samples is not None and len(samples):
+            _check_axes(train, samples, name)
     if not novel:
         for samples, name in ((held_out, "validation"), (test, "test")):
             if samples is not None and len(samples):
@@ -224,8 +228,10 @@ def _are_inputs_and_labels(given: Any) -> bool:
     x, y = given
     if isinstance(x, ARRAYS) or is_table(x) or is_list_of_numbers(x):
         return isinstance(y, ARRAYS) or _is_column(y)
+    if are_pictures(x):
+        return isinstance(y, ARRAYS) or _is_column(y)
     if _is_list_of_arrays(x):
-        return _is_column(y) or (_is_list_of_arrays(y) and not y[0].ndim)
+        return _is_column(y)
     several = isinstance(x, Mapping) or (isinstance(x, tuple) and _is_tensors(x))
     return several and _is_column(y)
 
@@ -242,6 +248,8 @@ def _is_list_of_arrays(x: Any) -> bool:
 def _is_column(y: Any) -> bool:
     """Whether it is one label for each sample: an array (n,) or (n, 1), a list of such, or a column
     of a table."""
+    if _is_list_of_arrays(y):
+        return not y[0].ndim
     if isinstance(y, list):
         return is_list_of_numbers(y) or (bool(y) and isinstance(y[0], str))
     shape = tuple(getattr(y, "shape", ()))
@@ -266,7 +274,7 @@ def _samples(part: Any, form: Form, draws: bool = False) -> Samples:
         y = labels[0] if labels else None
         if is_table(x):
             return from_tensors(of_table(x, form, labels=False)[0], y, form)
-        if isinstance(x, ARRAYS | list):
+        if isinstance(x, ARRAYS | list) and not are_pictures(x):
             return from_tensors(_as_inputs(x), y, form)
         return from_batch((x, y), form)
     if isinstance(part, str):
@@ -306,6 +314,18 @@ def _as_inputs(x: Any) -> Any:
             "length, or give a DataLoader whose collate_fn does"
         )
     return np.asarray(x)
+
+
+def _check_axes(train: Samples, held_out: Samples, name: str) -> None:
+    """Raise ValueError if inputs have another number of axes than those of training: then they are
+    no inputs, but labels in a form that is not known. Sizes may differ, as of images."""
+    shape = tuple(train.x.shape[1:])
+    other = tuple(held_out.x.shape[1:])
+    if len(shape) != len(other):
+        raise ValueError(
+            f"the {name} samples have inputs of shape {other}, the training samples of {shape}; of "
+            "labels give an array or a list of numbers, as (x, y)"
+        )
 
 
 def _check_labels(train: Samples, held_out: Samples, name: str) -> None:

@@ -29,6 +29,7 @@ from fedapps.settings.saved_configurations import (
     configuration_file,
     ordered,
     ordered_names,
+    where_runs_are,
 )
 from fedapps.settings.variants import Variant
 
@@ -136,7 +137,8 @@ def read_runs(folder: Path, jobs: Iterable["Job"] = ()) -> tuple["DataFrame", li
         except ValueError as error:
             problems.append(f"{run.name}: {error}")
     if not rows:
-        raise ValueError("; ".join([f"{folder} holds no runs of fedapps", *problems]))
+        nothing = f"{folder} holds no runs of fedapps{where_runs_are(folder)}"
+        raise ValueError("; ".join([nothing, *problems]))
     _sort_as_requested(rows, ordered_names(folder))
     runs = _frame(rows)
     return runs, problems + _missing(runs)

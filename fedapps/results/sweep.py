@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedapps.common import external_code
+from fedapps.common.file_states import FileState, file_states
 from fedapps.engines.jobs import Job
 from fedapps.files import FORMAT
 from fedapps.results.schema import Summary, SummaryFile
@@ -17,6 +18,7 @@ from fedapps.settings.saved_configurations import (
     run_configuration,
     run_folders,
     unchecked_configuration,
+    where_runs_are,
 )
 from fedapps.settings.variants import Variant
 from partitions.datasets.loading import own_path
@@ -31,6 +33,7 @@ def keep_finished(jobs: Sequence[Job]) -> None:
     Raises ValueError if a folder holds a run of another configuration, finished or with a
     checkpoint, or a finished one whose configuration cannot be read: it must not be lost by
     accident."""
+    begun: list[Job] = []
     for job in jobs:
         done = finished(job.folder)
         if done is None and _has_finished(job.folder):
@@ -38,43 +41,62 @@ def keep_finished(jobs: Sequence[Job]) -> None:
                 f"{job.folder} holds a finished run whose config.toml is damaged or of another "
                 "release; choose another --output, or start over with --fresh"
             )
-        for saved, what in ((done, "a finished"), (unfinished(job.folder), "an unfinished")):
-            if saved is not None and (other := differences(saved, job.config)):
-                raise ValueError(
-                    f"{job.folder} holds {what} run of another configuration ({other}); choose "
-                    "another --output, or start over with --fresh"
-                )
+        check_same(job.folder, job.config, "choose another --output, or start over with --fresh")
         job.done = done is not None
         if done is not None or unfinished(job.folder) is not None:
-            _warn_of_changes(job)
+            begun.append(job)
+    _warn_of_changes(begun)
 
 
-def _warn_of_changes(job: Job) -> None:
-    """Name a file of the run's data or code that is newer than the run's beginning."""
-    began = (job.folder / "config.toml").stat().st_mtime
-    for file in _files_of_user(job.config):
-        if file.stat().st_mtime > began:
-            what = "is kept" if job.done else "continues"
-            logger.warning(
-                "%s %s, but %s has changed since it began; to start over: --fresh, or fresh=True "
-                "in Python",
-                job.folder, what, file,
-            )  # fmt: skip
-            return
+def check_same(folder: Path, config: Config, what_to_do: str) -> None:
+    """Raise ValueError if `folder` holds a run of another configuration than `config`, finished or
+    with a checkpoint: a new run would replace it."""
+    for saved, what in ((finished(folder), "a finished"), (unfinished(folder), "an unfinished")):
+        if saved is not None and (other := differences(saved, config)):
+            raise ValueError(
+                f"{folder} holds {what} run of another configuration ({other}); {what_to_do}"
+            )
 
 
-def _files_of_user(config: Config) -> list[Path]:
-    """The files of the user's data, and of the modules that the configuration names."""
-    files: list[Path] = []
+def _warn_of_changes(jobs: Sequence[Job]) -> None:
+    """Name for each run a file of its data or code that is newer than the run's beginning.
+
+    Runs that read the same files share one look at them."""
+    newest: dict[str, FileState | None] = {}  # by the path of data, or a module's file
+    for job in jobs:
+        began_ns = (job.folder / "config.toml").stat().st_mtime_ns
+        for place in _places_of_user(job.config):
+            key = str(place)
+            if key not in newest:
+                newest[key] = max(file_states(place), key=_time_of_change, default=None)
+            file = newest[key]
+            if file is not None and file.changed_ns > began_ns:
+                what = "is kept" if job.done else "continues"
+                logger.warning(
+                    "%s %s, but %s has changed since it began; to start over: --fresh, or "
+                    "fresh=True in Python",
+                    job.folder, what, file.path,
+                )  # fmt: skip
+                break
+
+
+def _time_of_change(file: FileState) -> int:
+    return file.changed_ns
+
+
+def _places_of_user(config: Config) -> list[Path]:
+    """The file or folder of the user's data, and the files of the modules that the configuration
+    names."""
+    places: list[Path] = []
     data = own_path(str(config["dataset"]), str(config["data-dir"]))
     if data is not None:
-        files += [path for path in (data, *data.rglob("*")) if path.is_file()]
+        places.append(data)
     for reference in external_code.named(config):
         module = sys.modules.get(reference.partition(":")[0])
         file = getattr(module, "__file__", None)
         if file and Path(file).is_file():
-            files.append(Path(file))
-    return files
+            places.append(Path(file))
+    return places
 
 
 def finished(folder: Path) -> Config | None:
@@ -110,9 +132,12 @@ def _configuration(folder: Path) -> Config | None:
 def begun_jobs(folder: Path, *, to_resume: bool = True) -> list[Job]:
     """The runs in `folder`, or the run whose folder it is, each to resume from its newest
     checkpoint; finished ones are done. Unless they are `to_resume`, no code that they name is
-    imported, and settings are not checked. Raises ValueError if there is none."""
+    imported, settings are not checked, and changed data are not looked for. Raises ValueError if
+    there is none."""
     if not (runs := run_folders(folder.resolve())):
-        raise ValueError(f"{folder} holds no run that could go on: no config.toml in it")
+        raise ValueError(
+            f"{folder} holds no run that could go on: no config.toml in it{where_runs_are(folder)}"
+        )
     jobs = []
     for run in runs:
         read = run_configuration(run) if to_resume else unchecked_configuration(run)
@@ -124,6 +149,7 @@ def begun_jobs(folder: Path, *, to_resume: bool = True) -> list[Job]:
         method = str(Variant.of_folder(run, str(config["method"])))
         done = finished(run) is not None if to_resume else _has_finished(run)
         job = Job(method, int(config["seed"]), config, run, done=done)
-        _warn_of_changes(job)
         jobs.append(job)
+    if to_resume:
+        _warn_of_changes(jobs)
     return jobs

@@ -26,7 +26,7 @@ from fedapps.service.delivery import PersonalizationResult, PersonalModel, resul
 from fedapps.service.inputs import Data, Inputs, read_inputs
 from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, override, settings
-from fedapps.settings.saved_configurations import saved_configuration
+from fedapps.settings.saved_configurations import saved_configuration, where_a_run_is
 from strategies.core.replies import Node
 from strategies.core.strategy import PersonalizedStrategy
 
@@ -48,7 +48,7 @@ class FinishedRun:
         if round not in WHICH:
             raise ValueError(f"unknown round {round!r}; known: {', '.join(WHICH)}")
         if not (self.folder / "config.toml").is_file():
-            raise ValueError(f"{folder} holds no run; name a folder such as results/fedtta++-seed0")
+            raise ValueError(f"{folder} holds no run; {where_a_run_is(Path(folder))}")
         self.config: Config = saved_configuration(self.folder)
         self.card: Card = read_card(self.folder)
         self.method = self.card.method

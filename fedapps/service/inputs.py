@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,6 +83,10 @@ def read_inputs(data: Data, card: Card) -> Inputs:
         sizes = (len(data), 0)
         raw = read_frame(data, Path("DataFrame"), True, card.label, card.task, notes, sizes)
         return _read(raw, Path("DataFrame"), card)
+    if isinstance(data, Mapping):
+        raise ValueError(
+            f"inputs are a {type(data).__name__} of columns; give a table: pandas.DataFrame(inputs)"
+        )
     x = as_tensor(data)
     # Truth values are 0 and 1, as in files: no whole numbers of the dataset's scale.
     if x.dtype == torch.bool and card.inputs != TOKENS:

@@ -1,7 +1,9 @@
 """The configurations of saved runs: reading them, their order in a folder, how two differ."""
 
+import os
 import tomllib
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from fedapps.settings.variants import Variant
 
 ORDER = "runs.txt"  # names of runs' folders in the order in which the runs were asked for
 COMMANDS = "commands.txt"  # beside it: a line for each command, with its time
+SEARCHED = 1000  # folders that a search for runs opens at most
+SHOWN = 5  # folders that a sentence names
 
 
 def ordered_names(folder: Path) -> list[str]:
@@ -35,6 +39,57 @@ def run_folders(folder: Path) -> list[Path]:
     """Those of `folder` and of the folders in it that hold a run, in the order of `ordered`."""
     inside = [f for f in ordered(folder) if "-seed" in f.name]
     return [f for f in (folder, *inside) if (f / "config.toml").is_file()]
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folders of runs at any depth below `folder`, the nearest first. Of a large tree only the
+    first `SEARCHED` folders are opened; links are not followed."""
+    runs: list[Path] = []
+    waiting = deque([folder])
+    for _ in range(SEARCHED):
+        if not waiting:
+            break
+        opened = waiting.popleft()
+        try:
+            inside = sorted(Path(entry) for entry in os.scandir(opened) if _is_real_folder(entry))
+        except OSError:  # it is missing, or may not be read
+            continue
+        for path in inside:
+            if "-seed" in path.name and (path / "config.toml").is_file():
+                runs.append(path)
+            else:
+                waiting.append(path)
+    return runs
+
+
+def _is_real_folder(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_dir(follow_symlinks=False)
+
+
+def where_runs_are(folder: Path) -> str:
+    """The end of a sentence that refuses `folder` as one of runs: which folders below it hold runs;
+    "" if none does."""
+    parents = dict.fromkeys(run.parent for run in runs_below(folder))
+    names = [str(parent) for parent in parents if parent != folder]
+    if not names:
+        return ""
+    return f"; name a folder below it that holds runs: {_first(names)}"
+
+
+def where_a_run_is(folder: Path) -> str:
+    """The same for one run: its folder to name, or an example where there is none."""
+    runs = [str(run) for run in runs_below(folder)]
+    if not runs:
+        return "name a folder such as results/fedtta++-seed0"
+    return f"name one of the runs below it: {_first(runs)}"
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first names in one text, and how many more there are."""
+    text = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        text += f" and {len(names) - SHOWN} more"
+    return text
 
 
 def configuration_file(run: Path) -> dict[str, Any]:
@@ -106,7 +161,7 @@ def saved_runs(folder: Path) -> tuple[str, str]:
     """Methods and seeds of the run, or of the runs, that `folder` holds; ValueError if none."""
     runs = run_folders(folder)
     if not runs:
-        raise ValueError(f"{folder} holds no finished run")
+        raise ValueError(f"{folder} holds no finished run{where_runs_are(folder)}")
     methods: dict[str, None] = {}  # in order, each once
     seeds: dict[str, None] = {}
     for run in runs:

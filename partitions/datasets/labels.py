@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedapps.common.tasks import AUTO, BINARY, CLASSES, LABELS, VALUES
+from partitions.datasets.alike import note_alike
 
 MISSING_TEXTS = {"", "?", "na", "n/a", "nan", "<na>", "none", "null"}
 SIGNS = (-1, 1)
@@ -63,6 +64,12 @@ def _concluded(rows: np.ndarray, source: str, notes: list[str]) -> np.ndarray:
             "labels at once)"
         )
         return _truth_values(rows, source)
+    if _are_shares(rows):
+        raise ValueError(
+            f"{source}: each sample has {rows.shape[1]} decimals that add up to 1, such as "
+            f"{rows[0].tolist()!s:.80}; set task={VALUES} to learn these shares, or give one class "
+            "for each sample, as y.argmax(1)"
+        )
     if _has_fractions(rows):
         notes.append(f"{source}: labels are decimals: task {VALUES} (regression)")
         return _values(rows, source)
@@ -84,6 +91,14 @@ def _has_fractions(rows: np.ndarray) -> bool:
     if rows.dtype.kind != "f" or rows.ndim not in (1, 2) or not np.isfinite(rows).all():
         return False
     return bool((rows % 1 != 0).any())
+
+
+def _are_shares(rows: np.ndarray) -> bool:
+    """Whether each row (k,) has decimals in [0, 1] that add up to 1, as the probabilities of
+    classes do."""
+    if rows.ndim != 2 or rows.shape[1] < 2 or not _has_fractions(rows):
+        return False
+    return bool((rows >= 0).all() and np.allclose(rows.sum(1, dtype=float), 1, atol=1e-3))
 
 
 def _truth_values(rows: np.ndarray, source: str) -> np.ndarray:
@@ -183,21 +198,10 @@ def numbered(labels: np.ndarray) -> Labels:
 
 
 def named(texts: np.ndarray) -> Labels:
-    """Texts as classes in alphabetical order. Those that differ in case alone are noted."""
+    """Texts as classes in alphabetical order. Those that look alike are noted."""
     classes, y = np.unique(texts, return_inverse=True)
     names = tuple(classes.tolist())
-    first: dict[str, str] = {}
-    alike = []
-    for name in names:
-        other = first.setdefault(name.casefold(), name)
-        if other != name:
-            alike.append(f"{other} and {name}")
-    note = ""
-    if alike:
-        note = (
-            f"labels {', '.join(alike):.200} are several classes, though they differ in case "
-            "alone; write them alike if they mean the same"
-        )
+    note = note_alike(names, "labels", "classes")
     return Labels(y.astype(np.int64), names, note)
 
 

@@ -58,6 +58,7 @@ from clients.core.protocol import (
     HEAD,
     INPUT_SIZE,
     LOSS,
+    MAX_REASON,
     MODEL,
     NOVEL,
     NUM_EXAMPLES,
@@ -162,11 +163,15 @@ def boolean(value: Any) -> bool:
     return value
 
 
-def text(value: Any) -> str:
-    """One line of at most 200 characters."""
-    if not isinstance(value, str) or len(value) > 200 or not value.isprintable():
-        raise ValueError("must be a text of one line, at most 200 characters long")
-    return value
+def text(length: int = 200) -> Reader:
+    """A reader of one line of at most `length` characters."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > length or not value.isprintable():
+            raise ValueError(f"must be a text of one line, at most {length} characters long")
+        return value
+
+    return read
 
 
 def counts(value: Any) -> list[int]:
@@ -189,15 +194,15 @@ def sums(value: Any) -> list[float]:
 
 SAMPLES = integer(0, 10**9)
 READERS: dict[str, Reader] = {
-    CAPABILITIES: text,
-    START_ERROR: text,
+    CAPABILITIES: text(),
+    START_ERROR: text(MAX_REASON),
     CLIENT: integer(0, 2**64 - 1),
     NOVEL: boolean,
     UNLABELED: boolean,
-    MODEL: text,
+    MODEL: text(),
     NUM_EXAMPLES: SAMPLES,
     INPUT_SIZE: integer(1, 10**9),
-    COLUMNS: text,
+    COLUMNS: text(),
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),

@@ -264,6 +264,27 @@ def test_the_smaller_clip_holds(places, own, of_run, norm, tmp_path, monkeypatch
     assert counted(tmp_path) == pytest.approx((2 * norm / 4) ** 2)
 
 
+@pytest.mark.parametrize("action", ["train", "query"])
+def test_an_error_is_in_the_nodes_log_and_its_text_not_on_the_server(
+    places, action, tmp_path, monkeypatch, caplog
+):
+    """Each says where the text is, which may hold a person's data."""
+
+    def fail(*arguments):
+        raise ValueError("row 7 holds 31 years")
+
+    monkeypatch.setattr("fedapps.clientapp.make_client", fail)
+    grid = node(places[0] | {"dp": "local"}, tmp_path)
+    reply = ask(grid, action)
+    text = reply.error.reason if reply.has_error() else reply.content["properties"]["error"]
+    assert "ValueError: its text is withheld under differential privacy, see the node's log" in text
+    assert "31 years" not in text
+    assert "31 years" in caplog.text
+    assert "under differential privacy the server gets its type and place, not its text" in (
+        caplog.text
+    )
+
+
 def test_a_policy_holds_in_an_app_of_ones_own(places):
     own = fedapps.client_app(
         "fedavg", model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), data=lambda _: None

@@ -26,6 +26,7 @@ from torch.utils.data import (
 import fedapps
 from fedapps.common import once
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.node.own_data import share_of
 from partitions.arrays import as_tensor
 from partitions.items import from_items
 
@@ -71,6 +72,7 @@ FORMS = {
     "columns": {"x": X.numpy(), "sick": Y.tolist()},
     "columns of numbers": table_columns() | {"sick": Y.numpy()},
     "lists of arrays": (list(X.numpy()), list(Y)),
+    "a list of labels as tensors": (X, list(Y)),
     "items": list(zip(X, Y.tolist(), strict=True)),
     "rows": TABLE.to_dict("records"),
     "datasets": Dataset.from_pandas(TABLE),
@@ -223,6 +225,14 @@ def test_what_is_not_understood_names_what_to_write(form, words):
     ("data", "words"),
     [
         ((csr_matrix(X), Y), r"inputs are csr_matrix; give a dense array: x\.toarray\(\)"),
+        (
+            (X, TensorDataset(Y.float())),
+            r"validation samples have inputs of shape \(\), the training samples of \(3,\)",
+        ),
+        (
+            TABLE.rename(columns={"sick": "label"}).assign(ward=1.0),
+            r"inputs of shape \(4,\): .*; the table's columns of inputs are age, height, .*, ward",
+        ),
         ((memoryview(X.numpy()), Y), r"memoryview has no item 0"),
         ({"train": (X, Y), "extra": (X, Y)}, r"keys train, extra; .* and test, not extra"),
         ({"a": [[1], [1, 2]], "label": [0, 1]}, r"a list holds rows of several lengths"),
@@ -464,6 +474,71 @@ def test_pictures_are_their_colours_in_0_to_1():
         RuntimeError, match=r"more than 8 bits \(mode I;16\); give an array .*/ 65535"
     ):
         trained(([(wide, 0), (wide, 1)], [(wide, 0)]))
+
+
+PICTURES = [
+    Image.fromarray(np.random.default_rng(i).integers(0, 256, (4, 6), dtype=np.uint8))
+    for i in range(6)
+]
+CLASSES = [0, 1] * 3
+FORMS_OF_PICTURES = {
+    "items": list(zip(PICTURES, CLASSES, strict=True)),
+    "lists": (PICTURES, CLASSES),
+    "a list and an array": (PICTURES, np.array(CLASSES)),
+    "columns": {"image": PICTURES, "label": CLASSES},
+    "rows of datasets": Dataset.from_dict({"image": PICTURES, "label": CLASSES})[:],
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PICTURES.values(), ids=FORMS_OF_PICTURES)
+def test_pictures_in_a_list_are_those_of_items(form):
+    """(channels, height, width) in [0, 1], with their labels."""
+    samples = share_of(form, Context(0, 1, {}, RecordDict(), {})).train
+    x, y = samples[torch.arange(6)]
+    expected = torch.stack([as_tensor(picture) for picture in PICTURES])
+    torch.testing.assert_close(x, expected)
+    assert y.tolist() == CLASSES
+
+
+def two_values(high, mode="L"):
+    """Six pictures whose pixels are 0 and `high`."""
+    cells = np.random.default_rng(0).integers(0, 2, (6, 4, 6), dtype=np.uint8)
+    return [Image.fromarray(high * array).convert(mode) for array in cells]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_pictures_of_0_and_1_alone_are_refused(listed, mode):
+    """They may be truth values, which are not divided by 255, or bytes. The values behind full
+    transparency do not decide."""
+    pictures = two_values(1, mode)
+    data = (pictures, CLASSES) if listed else list(zip(pictures, CLASSES, strict=True))
+    with pytest.raises(
+        RuntimeError, match=r"pictures are 0 and 1: .* give arrays: .* 255 of bytes"
+    ):
+        trained((data, data))
+
+
+def test_a_dark_picture_is_read_as_the_others_are():
+    """The third picture has bytes; each place in a sample counts by itself, whatever the others
+    hold. Truth values of Pillow and black pictures have one reading."""
+    dark, white = two_values(1), two_values(255)
+    items = list(zip([*dark[:2], *white[2:]], CLASSES, strict=True))
+    x, _ = from_items(items)[:]
+    assert float(x[:2].max()) == pytest.approx(1 / 255)
+    assert float(x[2:].max()) == 1.0
+    with pytest.raises(ValueError, match="truth values, or dark bytes"):
+        from_items([((w, d), 0) for w, d in zip(white, dark, strict=True)])
+    assert float(from_items(two_values(255, "1"))[:][0].max()) == 1.0
+    assert float(from_items(two_values(0))[:][0].max()) == 0.0
+
+
+def test_pictures_of_several_sizes_are_named():
+    data = ([*PICTURES[:5], PICTURES[5].resize((8, 8))], CLASSES)
+    with pytest.raises(
+        RuntimeError, match=r"picture 0 has the shape \(1, 4, 6\), picture 5 \(1, 8"
+    ):
+        trained((data, data))
 
 
 def test_nodes_without_labels_say_why_nobody_trains():

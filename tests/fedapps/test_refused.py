@@ -23,11 +23,12 @@ from fedapps.results.card import Card, make_card, read_card
 from fedapps.results.comparison import _value
 from fedapps.results.sweep import begun_jobs
 from fedapps.saved import MODEL, read_arrays
-from fedapps.serverapp import APPS, check_run, main
+from fedapps.serverapp import APPS, check_run, main, run_in_process
 from fedapps.service import onnx
 from fedapps.service.inputs import read_input_files, unlabeled
 from fedapps.service.served_node import node_inputs
 from fedapps.service.serving import serve_once
+from fedapps.settings import saved_configurations
 from fedapps.settings.config import defaults
 from fedapps.settings.saved_configurations import run_configuration
 from fedapps.tuning import validation_score
@@ -105,6 +106,38 @@ def test_commands_that_cannot_be_followed(arguments, words, tmp_path, monkeypatc
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "--resume", "OUT"], "OUT/a, OUT/b/grid"),
+        (["status", "OUT"], "OUT/a, OUT/b/grid"),
+        (["table", "OUT"], "OUT/a, OUT/b/grid"),
+        (["run", "--from", "OUT"], "OUT/a, OUT/b/grid"),
+        (["show", "OUT"], "OUT/a/fedavg-seed0, OUT/b/grid/fedper-seed1"),
+        (["show", "OUT/a"], "OUT/a/fedavg-seed0"),
+    ],
+)
+def test_a_folder_above_those_of_runs_names_them(arguments, named, tmp_path):
+    """Runs are in OUT/a and OUT/b/grid. A link to the folder itself is not followed."""
+    for run in ("a/fedavg-seed0", "b/grid/fedper-seed1"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.toml").write_text("")
+    (tmp_path / "c").symlink_to(tmp_path)
+    said = fedapps(*[word.replace("OUT", str(tmp_path)) for word in arguments], code=2)
+    found = said.partition("below it")[2].partition(": ")[2].partition(";")[0]
+    assert found.replace(str(tmp_path), "OUT") == named
+
+
+def test_a_search_for_runs_has_an_end(tmp_path, monkeypatch):
+    """Of 4 folders 2 are opened: the given one and `a`. The run is in `b`."""
+    monkeypatch.setattr(saved_configurations, "SEARCHED", 2)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b/fedavg-seed0").mkdir(parents=True)
+    (tmp_path / "b/fedavg-seed0/config.toml").write_text("")
+    assert saved_configurations.runs_below(tmp_path) == []
+    assert saved_configurations.runs_below(tmp_path / "b") == [tmp_path / "b/fedavg-seed0"]
+
+
 def test_a_deployment_tells_what_is_down(tmp_path):
     """Its scripts are there, none of its processes; a pid that is another's by now is none."""
     assert "2 start scripts" in fedapps("deploy", tmp_path / "d", "--nodes", 1)
@@ -174,6 +207,52 @@ def test_methods_side_by_side_in_flower_fail_each_for_itself(tmp_path, caplog):
     with pytest.raises(RuntimeError, match=r"^fedbn: ValueError: "):
         main(grid, SimpleNamespace(run_config=config))
     assert json.loads((tmp_path / "fedavg-seed0" / "summary.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize(
+    ("folder", "method"), [("run", "fedper"), ("fedavg-seed0", "fedper,fedavg")]
+)
+def test_flwr_run_does_not_replace_a_finished_run_of_another_configuration(
+    folder, method, resume, tmp_path
+):
+    """FedAvg with 3 local steps was there. The second command runs it with the default number."""
+    run_in_process(SMALL | {"method": "fedavg", "output-dir": str(tmp_path / folder)})
+    before = (tmp_path / folder / "summary.json").read_bytes()
+    output = tmp_path if "," in method else tmp_path / folder
+    config = {"method": method, "output-dir": str(output), "resume": resume}
+    grid = InProcessGrid.simulation(app, SMALL, 4)
+    with pytest.raises(ValueError, match=r"holds a finished run of another .*; choose another out"):
+        main(grid, SimpleNamespace(run_config=config))
+    assert (tmp_path / folder / "summary.json").read_bytes() == before
+
+
+def test_a_run_that_cannot_begin_leaves_former_results(tmp_path, monkeypatch):
+    """The same settings as before, of a network that is not to be built any more."""
+    config = SMALL | {"method": "fedavg", "output-dir": str(tmp_path)}
+    run_in_process(config)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+
+    def fail(*arguments, **named):
+        raise ValueError("no such layer")
+
+    monkeypatch.setattr("fedapps.serverapp.strategy_of_run", fail)
+    with pytest.raises(ValueError, match="no such layer"):
+        run_in_process(config)
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "array"), [(2, 3, r"'weight' has shape \(3, 2\)"), (4, 2, r"\(2, 4\)")]
+)
+def test_a_client_with_other_classes_or_columns_than_the_run_says_so(inputs, outputs, array):
+    """Its two columns and two classes stand beside the run's."""
+    client = Client(nn.Linear(2, 2), share([[1.0, 2.0]], [0]))
+    arrays = {"weight": np.zeros((outputs, inputs)), "bias": np.zeros(outputs)}
+    words = rf"{array}, the model \(2, 2\): .* whose inputs have the shape \(2,\); give all clients"
+    with pytest.raises(ValueError, match=words):
+        client.load(arrays)
 
 
 @pytest.mark.parametrize(

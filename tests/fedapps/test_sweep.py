@@ -14,9 +14,11 @@ from fedapps.engines.jobs import Job
 from fedapps.engines.run import run_jobs
 from fedapps.files import write_configuration
 from fedapps.planning import make_jobs
+from fedapps.results import sweep
 from fedapps.results.progress import seconds_left
 from fedapps.results.sweep import finished
 from fedapps.serverapp import APPS
+from fedapps.settings.config import defaults, override
 from fedapps.settings.saved_configurations import differences
 from strategies.methods.fedavg import FedAvg
 
@@ -79,6 +81,31 @@ def test_data_and_code_that_changed_since_a_run_are_named(tmp_path, monkeypatch,
         assert f"local-seed0 is kept, but {file} has changed since it began" in caplog.text
         os.utime(file, (0, 0))
     assert written(tmp_path / "o") == before
+
+
+def test_runs_share_one_look_at_their_data(tmp_path, monkeypatch, caplog):
+    """Three finished runs on one folder of 3 files: each file is looked at once, though 9 times
+    without a share. `fedapps status` does not look."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(3):
+        (data / str(number)).write_text("")
+    jobs = []
+    for seed in range(3):
+        folder = tmp_path / f"fedavg-seed{seed}"
+        folder.mkdir()
+        (folder / "config.toml").write_text(f'dataset = "{data}"\nseed = {seed}\n')
+        os.utime(folder / "config.toml", (5, 5))
+        config = override(defaults(), {"dataset": str(data), "seed": seed})
+        jobs.append(Job("fedavg", seed, config, folder, done=True))
+    looks = []
+    plain = sweep.file_states
+    monkeypatch.setattr(sweep, "file_states", lambda place: looks.append(place) or plain(place))
+    sweep._warn_of_changes(jobs)
+    assert looks == [data]
+    assert caplog.text.count("has changed since it began") == 3
+    sweep.begun_jobs(tmp_path, to_resume=False)
+    assert looks == [data]
 
 
 DAMAGES = {

@@ -21,6 +21,7 @@ from small_runs import ALL_SAMPLES, COMMAND, SMALL, exit_code, forked
 from torch import nn
 
 import fedapps
+from clients.core.protocol import START_ERROR
 from clients.models import build_model
 from fedapps.callbacks import make_callbacks
 from fedapps.clientapp import app, make_client
@@ -34,6 +35,7 @@ from fedapps.settings.config import defaults, override
 from partitions import federation
 from partitions.datasets.loading import load
 from partitions.rules.registry import PARTITIONS
+from strategies.core.checks_and_limits import checked_values
 
 SCRIPT = Path(sys.executable).parent / "fedapps"
 HELPER = """
@@ -287,6 +289,21 @@ def answered(of, client_app=app, **got):
 def why(reply):
     """Why the client cannot start, as the server learns it."""
     return reply.content["properties"].get("error", "")
+
+
+@pytest.mark.parametrize(("words", "kept"), [(60, True), (200, False)])
+def test_a_client_that_cannot_start_says_why_to_the_end(words, kept, monkeypatch):
+    """300 characters are whole, of 1000 the first ones are left. A zero-width space of a column's
+    name is escaped, since the server takes printable texts alone."""
+
+    def fail(*arguments):
+        raise ValueError("\u200bage " + "text " * words + "write this")
+
+    monkeypatch.setattr("fedapps.clientapp.make_client", fail)
+    said = checked_values({START_ERROR: why(answered(context()))})[START_ERROR]
+    assert said.startswith("ValueError: \\u200bage text")
+    assert ("write this" in said) == kept
+    assert said.endswith(" …") != kept
 
 
 def test_a_server_runs_no_code_on_a_node(monkeypatch):

@@ -58,6 +58,26 @@ def test_what_tells_files_apart(tmp_path, monkeypatch):
     assert len({one for one, _ in found}) == len({two for _, two in found}) == len(found) == 5
 
 
+def test_files_behind_links_tell_data_apart(tmp_path):
+    """`data/b` links to the folder `elsewhere`, and `data/x` to a file in it. Links to the data
+    themselves and to nothing change nothing."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (data / "a", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "1").write_bytes(b"1")
+    (data / "b").symlink_to(elsewhere)
+    (data / "x").symlink_to(elsewhere / "1")
+    found = [cache.fingerprint(data)]
+    (elsewhere / "2").write_bytes(b"2")
+    found.append(cache.fingerprint(data))
+    (elsewhere / "1").write_bytes(b"11")
+    found.append(cache.fingerprint(data))
+    assert len(set(found)) == 3
+    (data / "a" / "self").symlink_to(data)
+    (data / "nothing").symlink_to(tmp_path / "missing")
+    assert cache.fingerprint(data) == found[-1]
+
+
 def test_the_first_writer_wins_and_reads_what_it_wrote(tmp_path):
     """While one process reads, another one's entry appears: it serves both, nothing else stays."""
 

@@ -163,6 +163,7 @@ def test_row_numbers_without_a_name_are_an_identifier(tmp_path):
         (["$12.5", "$4"], r"column c holds numbers with a unit or a mark such as '\$12\.5'"),
         (["2024-01-31", "2024-02-01"], "column c holds dates or times such as '2024-01-31'"),
         (["31.01.2024", "1.2.2024"], "column c holds dates or times such as '31.01.2024'"),
+        ([20240131, 20240229, 20231201], "column c holds dates or times such as '20231201'"),
         (["1.5", "2.5", "3.5", "high"], "holds numbers, but 6 cells are none, such as 'high' in"),
         (["1,234", "2,500"], "column c holds numbers such as '1,234', whose comma or point may"),
         (["1.5", "2,5"], "column c holds numbers with a decimal comma and others with a point"),
@@ -171,6 +172,38 @@ def test_row_numbers_without_a_name_are_an_identifier(tmp_path):
 def test_cells_that_are_no_plain_numbers_are_refused_by_column(tmp_path, cells, expected):
     with pytest.raises(ValueError, match=expected):
         clients(table(c=words(ROWS, *cells)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (20240131, 20240230),  # there is no 30 February
+        (20240131, 20241301),
+        (18991231, 20240131),  # a quantity may be anything
+        (20240131.5, 20240131.0),
+    ],
+)
+def test_other_numbers_of_eight_digits_are_numbers(tmp_path, numbers):
+    raw = clients(table(c=words(ROWS, *numbers)), tmp_path).dataset
+    assert raw.x.shape[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "pair", "difference"),
+    [
+        (("Male", "male", "other"), "Male and male", "case"),
+        (("caf\u00e9", "cafe\u0301"), "'cafe\\u0301' and 'caf\\xe9'", "case or in how char"),
+        (("yes", "yes\u200b", "no"), "'yes' and 'yes\\u200b'", "case or in how char"),
+    ],
+)
+def test_categories_and_labels_that_look_alike_are_said(tmp_path, texts, pair, difference):
+    table(c=words(ROWS, *texts)).to_csv(tmp_path / "d.csv", index=False)
+    (note,) = read_files(tmp_path / "d.csv").notes
+    assert f"column c: {pair} are several categories, though they differ in {difference}" in note
+    table(kind=words(ROWS, *texts)).to_csv(tmp_path / "d.csv", index=False)
+    (note,) = read_files(tmp_path / "d.csv", label="kind").notes
+    assert f"labels {pair} are several classes, though they differ in {difference}" in note
+    assert note.endswith("alone; write them alike if they mean the same")
 
 
 def test_long_lists_of_texts_are_refused_by_column(tmp_path):

@@ -9,6 +9,7 @@ from fedapps.results.card import Card
 from fedapps.service.inputs import read_input_files
 from fedapps.settings.config import defaults
 from partitions.datasets.readers.local import read_files
+from partitions.datasets.readers.pictures import read_pictures
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -130,6 +131,21 @@ def test_a_later_clients_images_need_no_folders(tmp_path):
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
     raw = read_files(tmp_path, whole=True, label="folder:1")
     assert not raw.labeled and raw.y.tolist() == [-1]
+
+
+def test_classes_that_look_alike_or_have_no_image_are_said(tmp_path):
+    for name in ("Cat", "cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (4, 4)).save(tmp_path / name / "1.png")
+    (tmp_path / "new").mkdir()
+    notes = read_pictures(tmp_path, 0).notes
+    assert notes == (
+        f"{tmp_path}: the folders Cat and cat are several classes, though they differ in case "
+        "alone; write them alike if they mean the same",
+        f"{tmp_path}: no image has the class new, which counts as a class all the same; remove its "
+        "folder if it is none",
+    )
+    assert read_pictures(tmp_path, 0, later=True).notes == ()
 
 
 def test_photos_are_turned_upright(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import partitions
 from fedapps.settings.config import defaults
 from partitions.datasets.labels import of_node, one_per_sample
 from partitions.datasets.loading import _own, configured, described
@@ -53,6 +54,10 @@ def test_a_form_with_one_reading_is_read(tmp_path, y, read, classes):
             [[1, 0, 2], [1, 0, 0], [0, 1, 0], [1, 0, 0]],
             "3 columns of whole numbers; set task=values",
         ),
+        (
+            [[0.9, 0.1], [0.1, 0.9], [0.5, 0.5], [1, 0]],
+            r"2 decimals that add up to 1, such as \[0\.9, 0\.1\]; set task=values .*y\.argmax",
+        ),
         (np.zeros((4, 5, 5), int), r"labels have the shape \(4, 5, 5\), as masks have"),
         (np.zeros((4, 0), int), "must have a row for each sample"),
         ([1j, 0, 0, 1], "labels are complex128; a label is one class"),
@@ -72,6 +77,8 @@ def test_other_forms_are_refused(tmp_path, y, words):
         ([[5, 1], [40, 3], [1, 1], [0, 9]], "values", "values", [[5, 1], [40, 3], [1, 1], [0, 9]]),
         ([[1, 0], [1, 1], [0, 0], [0, 1]], "auto", "labels", [[1, 0], [1, 1], [0, 0], [0, 1]]),
         ([[1, 0], [1, 0], [0, 1], [0, 1]], "labels", "labels", [[1, 0], [1, 0], [0, 1], [0, 1]]),
+        ([[0.5, 0.5], [0.25, 0.75]] * 2, "values", "values", [[0.5, 0.5], [0.25, 0.75]] * 2),
+        ([[0.5, 0.25], [0.25, 0.5]] * 2, "auto", "values", [[0.5, 0.25], [0.25, 0.5]] * 2),
         ([-1, 1, 1, -1], "binary", "binary", [0, 1, 1, 0]),
         (["b", "a", "b", "a"], "binary", "binary", [1, 0, 1, 0]),
     ],
@@ -175,6 +182,56 @@ def test_images_that_are_left_out_are_said(tmp_path):
     assert transparent.endswith("3.png: transparency left out, here and in 0 more images")
     assert "2 files are left out, such as train/cat/1.heic; images (.jpg" in files
     assert folders.endswith("folders beside train and test are left out: extra")
+
+
+def image_dataset(folder, **columns):
+    """Four images and further columns as a folder of the datasets library."""
+    images = [Image.new("L", (2, 2), 60 * row) for row in range(4)]
+    table = datasets.Dataset.from_dict({"image": images} | columns)
+    table.save_to_disk(str(folder / "d"))
+    return defaults() | {"dataset": str(folder / "d")}
+
+
+@pytest.mark.parametrize("cells", [["a", None, "b", "a"], [7, None, 8, 7]])
+def test_a_column_beside_images_may_have_gaps(tmp_path, cells):
+    """It may be a caption. As the clients' column its gap is named by its row."""
+    config = image_dataset(tmp_path, label=[0, 1, 0, 1], who=cells)
+    owners = ["" if cell is None else str(cell) for cell in cells]
+    assert configured(config).columns["who"].tolist() == owners
+    owned = {"partition": "natural", "partition.column": "who", "num-clients": 2}
+    with pytest.raises(ValueError, match=r"column who, .* has 1 empty cells, the first in row 1"):
+        partitions.federation(config | owned)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "stored"),
+    [
+        ([[1, 0], [1, 1], [0, 0], [0, 1]], "labels", [[1, 0], [1, 1], [0, 0], [0, 1]]),
+        ([[1, 0], [1, 0], [0, 1], [0, 1]], "classes", [0, 0, 1, 1]),
+    ],
+)
+def test_lists_of_labels_beside_images(tmp_path, labels, task, stored):
+    """As in an .npz: several labels at once, or one-hot rows."""
+    dataset = configured(image_dataset(tmp_path, label=labels))
+    assert dataset.info.task == task
+    assert dataset.y.tolist() == stored
+
+
+def test_lists_of_several_lengths_are_named(tmp_path):
+    table = datasets.Dataset.from_dict({"x": [[1.0], [1.0, 2.0], [3.0]], "label": [0, 1, 0]})
+    table.save_to_disk(str(tmp_path / "d"))
+    with pytest.raises(ValueError, match="inputs are lists of 1 to 2 values; pad them to one len"):
+        configured(defaults() | {"dataset": str(tmp_path / "d")})
+
+
+def test_texts_that_are_the_only_column_are_said_to_be_left_out(tmp_path):
+    rows = "".join(f"review {row},{row % 2}\n" for row in range(20))
+    (tmp_path / "d.csv").write_text("text,label\n" + rows)
+    config = defaults() | {"dataset": str(tmp_path / "d.csv"), "partition": "iid"}
+    config |= {"num-clients": 2}
+    words = r"text is left out, because its texts differ in every row.*no other column is left"
+    with pytest.raises(ValueError, match=words):
+        partitions.federation(config)
 
 
 def test_columns_with_several_readings_are_refused(tmp_path):

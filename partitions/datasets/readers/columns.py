@@ -1,6 +1,7 @@
 """A column of a table as numbers: its cells say its kind, or it is refused by name."""
 
 import re
+from calendar import monthrange
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -30,6 +31,7 @@ DATE = re.compile(
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
     r"|\d{1,2}[. -]+[^\W\d]{3,9}[., -]+\d{2,4}|[^\W\d]{3,9}[. ]+\d{1,2}[., ]+\d{4}"  # 1 Mar 2020
 )
+FIRST_DAY, LAST_DAY = 19000101, 21001231  # between them eight digits may be year, month and day
 LARGEST_NUMBER = 1e30  # float32, in which networks compute, ends at 3.4e38
 
 
@@ -84,6 +86,8 @@ def _numbers(name: str, values: np.ndarray) -> tuple[Column, np.ndarray]:
     if refusal := out_of_range(values):
         refusal = f"column {name} holds {refusal}, or leave the column out (ignore={name})"
         return Column(name, NUMBER, refusal=refusal), values
+    if day := _day_number(values):
+        return Column(name, NUMBER, refusal=_dates(name, day)), values
     return Column(name, NUMBER, identifier=_identifier(name, values)), values
 
 
@@ -128,6 +132,20 @@ def out_of_range(values: np.ndarray) -> str:
     if largest > LARGEST_NUMBER:
         return f"numbers up to {largest:g}; give them in a larger unit"
     return ""
+
+
+def _day_number(values: np.ndarray) -> str:
+    """The first of numbers such as 20240131 that are all days of a calendar; "" if they are not.
+    Their differences are no numbers of days. Gaps say nothing."""
+    days = np.unique(values[~np.isnan(values)])
+    if len(days) < 2 or (days % 1 != 0).any() or days[0] < FIRST_DAY or days[-1] > LAST_DAY:
+        return ""
+    for day in days.astype(int).tolist():
+        year, rest = divmod(day, 10000)
+        month, day_of_month = divmod(rest, 100)
+        if not 1 <= month <= 12 or not 1 <= day_of_month <= monthrange(year, month)[1]:
+            return ""
+    return str(int(days[0]))
 
 
 def _identifier(name: str, values: np.ndarray) -> str:

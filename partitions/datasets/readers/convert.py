@@ -86,6 +86,13 @@ def _numbers(x: np.ndarray, source: Path | str) -> np.ndarray:
     and for samples without an axis of their own."""
     if x.dtype.kind == "b":
         return x.astype(np.float32)
+    if x.dtype == object and x.ndim == 1:
+        lengths = {len(row) for row in x if isinstance(row, np.ndarray | list)}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"{source}: inputs are lists of {min(lengths)} to {max(lengths)} values; pad them "
+                "to one length"
+            )
     if x.dtype.kind not in "uif":
         raise ValueError(
             f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed, or a table "

@@ -177,7 +177,10 @@ def column(split: Any, names: Sequence[str], source: Path) -> str:
     """The one of the `names` that is a column of the split. ValueError if none or several are."""
     present = [name for name in names if name in split.column_names]
     if not present:
-        raise ValueError(f"{source}: none of the columns {names} among {split.column_names}")
+        raise ValueError(
+            f"{source}: none of the columns {', '.join(split.column_names)} is called "
+            f"{', '.join(names)}; give the one that is needed one of these names"
+        )
     if len(present) > 1:
         raise ValueError(
             f"{source}: one of the columns {' and '.join(present)} is needed, and it is not clear "

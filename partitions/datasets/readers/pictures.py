@@ -16,7 +16,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fedapps.common.file_states import is_new
 from fedapps.common.memory_limits import check_size
+from partitions.datasets.alike import note_alike
+from partitions.datasets.description import listed
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import joined
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -51,7 +54,8 @@ def read_pictures(
     level = _level(label, train or folder, later)
     if train is None:
         raw = _class_folders(folder, size, True, level, later, skip)
-        return raw.noted(*_owners(raw, level, folder), *_unread(folder, folder))
+        about = [*_about_classes(raw, folder, later), *_owners(raw, level, folder)]
+        return raw.noted(*about, *_unread(folder, folder))
     validation = _first(folder, VALIDATION)
     test = _first(folder, TEST)
     places = [place for place in (train, validation, test) if place is not None]
@@ -73,7 +77,27 @@ def read_pictures(
         beside = " and ".join(place.name for place in places)
         notes.append(f"{folder}: folders beside {beside} are left out: {', '.join(others)}")
     whole = joined(parts, folder)
-    return whole.noted(*_owners(whole, level, folder), *notes)
+    about = [*_about_classes(whole, folder, later), *_owners(whole, level, folder)]
+    return whole.noted(*about, *notes)
+
+
+def _about_classes(raw: Raw, folder: Path, later: bool) -> list[str]:
+    """Notes on folders of classes whose names look alike, and on those without an image. A `later`
+    client may lack classes."""
+    notes: list[str] = []
+    if later:
+        return notes
+    alike = note_alike(raw.classes, "the folders", "classes")
+    if alike:
+        notes.append(f"{folder}: {alike}")
+    present = set(np.unique(raw.y).tolist())
+    empty = [name for number, name in enumerate(raw.classes) if number not in present]
+    if empty:
+        notes.append(
+            f"{folder}: no image has the class {listed(empty)}, which counts as a class all the "
+            "same; remove its folder if it is none"
+        )
+    return notes
 
 
 def _level(label: str, folder: Path, later: bool) -> int:
@@ -201,13 +225,13 @@ def _class_folders(
     folder: Path, size: int, train: bool, level: int, later: bool, skip: float
 ) -> Raw:
     """The images of a folder by ImageFolder's rule: each folder in it, in alphabetical order, is a
-    class and holds images at any depth. `_is_new` decides about links. Without folders, the images
+    class and holds images at any depth. `is_new` decides about links. Without folders, the images
     in the folder itself have no labels."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     root = folder.resolve()
     visited: set[Path] = set()
-    class_folders = [path for path in _folders(folder) if _is_new(path, root, visited)]
+    class_folders = [path for path in _folders(folder) if is_new(path, root, visited)]
     classes = tuple(path.name for path in class_folders)
     files: list[str] = []
     labels: list[int] = []
@@ -286,23 +310,12 @@ def _walk(folder: Path, root: Path, visited: set[Path]) -> list[str]:
     names_in: dict[str, list[str]] = {}
     for place, folders, names in os.walk(folder, followlinks=True):
         # os.walk continues with the folders that this list holds after the assignment.
-        folders[:] = [name for name in sorted(folders) if _is_new(Path(place, name), root, visited)]
+        folders[:] = [name for name in sorted(folders) if is_new(Path(place, name), root, visited)]
         names_in[place] = sorted(names)
     files = []
     for place in sorted(names_in):
         files += [os.path.join(place, name) for name in names_in[place]]
     return files
-
-
-def _is_new(folder: Path, root: Path, visited: set[Path]) -> bool:
-    """Whether to read `folder`: it was not `visited` before, and it is no link into the data at
-    `root`, which are read anyway, or to a folder around them."""
-    target = folder.resolve()
-    inside = target.is_relative_to(root) or root.is_relative_to(target)
-    if target in visited or (folder.is_symlink() and inside):
-        return False
-    visited.add(target)
-    return True
 
 
 class BrokenImageError(ValueError):

@@ -15,6 +15,7 @@ import numpy as np
 from fedapps.common.memory_limits import check_size
 from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import AUTO
+from partitions.datasets.alike import note_alike
 from partitions.datasets.description import (
     CATEGORY,
     IMAGE,
@@ -275,6 +276,9 @@ def read_frame(
         if mark:
             notes.append(f"{source}, {mark}")
         if column.kind == CATEGORY:
+            note = note_alike(column.categories, f"column {name}:", "categories")
+            if note:
+                notes.append(f"{source}, {note}")
             natural[column.name] = frame[name].fillna("").astype(str).str.strip().to_numpy(str)
     y = np.full(len(frame), UNLABELED)
     if label_columns:
@@ -318,10 +322,22 @@ def _labels(
 
 
 def _cells(series: Any) -> np.ndarray:
-    """The cells of a column of labels; Python objects where some are missing."""
+    """The cells of a column of labels: (n,), or (n, k) of lists of one length; Python objects where
+    some are missing."""
+    lists = [cell for cell in series if isinstance(cell, np.ndarray | list)]
+    if lists and len(lists) == len(series) and len({len(cell) for cell in lists}) == 1:
+        return np.stack([np.asarray(cell) for cell in lists])
     if series.isna().any() or series.dtype.kind == "O":
         return np.asarray(series.to_numpy(dtype=object))
     return np.asarray(series.to_numpy())
+
+
+def _natural(cells: Sequence[Any]) -> np.ndarray:
+    """The cells of a natural column (n,): as they are, or as texts where some are missing, which
+    are ""."""
+    if not any(cell is None for cell in cells):
+        return np.asarray(cells)
+    return np.asarray(["" if cell is None else str(cell) for cell in cells])
 
 
 def _is_plain(split: Any, label_columns: Sequence[str]) -> bool:
@@ -384,7 +400,7 @@ def _part(
         if name in (label_column, inputs):
             continue
         if _dtype(feature) in NATURAL:
-            columns[name] = np.asarray(split[name][:])
+            columns[name] = _natural(split[name][:])
         others.append(f"{name} ({'texts' if _dtype(feature) in TEXTS else _kind(feature)})")
     if others:
         notes.append(f"{source}: inputs are column {inputs}; other columns: {', '.join(others)}")

@@ -127,8 +127,9 @@ def test_arrays_of_any_layout_are_inputs_of_a_run_and_of_its_model():
         (ROWS.astype(str), "inputs are an array of <U3, .*; they must be numbers"),
         (torch.from_numpy(ROWS / 16).cfloat(), "tensors of torch.complex64; give dense ones"),
         (torch.from_numpy(ROWS / 16).to_sparse(), "torch.sparse_coo tensors .*to_dense"),
+        ({"age": [1, 2], "dose": [3, 4]}, r"dict of columns; give a table: pandas\.DataFrame\("),
     ],
-    ids=["masked", "texts", "complex", "sparse"],
+    ids=["masked", "texts", "complex", "sparse", "columns"],
 )
 def test_arrays_that_are_no_numbers_name_what_to_give(given, words):
     """The values behind a mask and the imaginary parts were served, or left out, without a word."""
