@@ -20,6 +20,7 @@ from fedapps.results.gains import HARM
 from fedapps.results.runs import (
     CURVES,
     Column,
+    are_on_real_nodes,
     clients_of,
     column,
     decisions_of,
@@ -349,7 +350,10 @@ def _settings(runs: "DataFrame") -> TextTable:
             values.setdefault(key, []).append(value)
     rows = []
     for key in FEDERATION:
-        rows.append([key, _distinct(values.pop(key))])
+        value = _distinct(values.pop(key))
+        if key == "partition" and are_on_real_nodes(runs):
+            value += ", for nodes without data of their own"
+        rows.append([key, value])
     for key in sorted(options & values.keys()):
         rows.append([key, _distinct(values.pop(key))])
     rows.append(["seeds", _distinct(runs.seed)])

@@ -96,6 +96,7 @@ MAIN_KEYS = ("train-accuracy", "novel-accuracy", "train-rmse", "novel-rmse")
 # What curves over rounds show: F1 where a run has no accuracy.
 CURVES = (*MAIN_KEYS, "train-f1", "novel-f1")
 ROUNDS = ("best", "last")
+DEPLOYMENT = "deployment"  # the engine of real nodes
 BOUND = ("training-error", "half-distance", "bound")  # terms of ODPFL-HN's bound and their sum
 NUMBERS = (
     *BOUND,
@@ -339,10 +340,21 @@ def label_without(label: str, keys: Iterable[str]) -> str:
     return " ".join([label.partition(" ")[0], *words])
 
 
+def are_on_real_nodes(runs: "DataFrame") -> bool:
+    """Whether one of the runs was a deployment's."""
+    return any(summary is not None and summary.engine == DEPLOYMENT for summary in runs.summary)
+
+
 def federation_of(runs: "DataFrame") -> str:
-    """Dataset, partition and number of clients; what differs between runs is left out."""
+    """Dataset, partition and number of clients; what differs between runs is left out.
+
+    Where nodes may have data of their own, the settings do not say how they are dealt."""
     words = []
+    on_real_nodes = are_on_real_nodes(runs)
     for key, unit in (("dataset", ""), ("partition", ""), ("num-clients", " clients")):
+        if key == "partition" and on_real_nodes:
+            words.append(DEPLOYMENT)
+            continue
         values = {str(config[key]) for config in runs.config}
         if len(values) != 1:
             continue

@@ -148,6 +148,7 @@ class Summary(Evaluation, Named):
     seconds: Rate
     rounds: Count
     code: Annotated[str, Field(pattern=r"^[0-9a-f]*$", max_length=64)] = ""
+    engine: str = ""
     best_round: Count = 0
     novel_round: Count | None = None  # None: best_round, as in runs of earlier releases
     saved_model_train: Rates | None = None

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedapps.engines.jobs import Job
 from fedapps.results.formats import TextTable, as_rich
 from fedapps.results.progress import Display
+from fedapps.results.report import content
 from fedapps.results.runs import runs_of
 from fedapps.results.schema import Summary
 from fedapps.results.table import results
@@ -260,3 +261,15 @@ def test_a_narrow_terminal_shows_each_column_whole():
     wide = Console(file=io.StringIO(), width=300)
     wide.print(as_rich(shown))
     assert wide.file.getvalue().count("fedavg") == 1
+
+
+@pytest.mark.parametrize("engine", ["in-process", "deployment"])
+def test_data_of_real_nodes_are_not_called_by_a_partition(engine, tmp_path):
+    """A node that has its data in a folder does not deal the run's."""
+    one = job(tmp_path, 0, train={"accuracy": 0.5}, novel={}, engine=engine)
+    runs = runs_of([one])
+    dealt = "pathological" if engine == "in-process" else "deployment"
+    assert results(runs).title.startswith(f"digits, {dealt}, 20 clients: ")
+    setting = dict(content(runs, runs, 3)["settings"].rows)["partition"]
+    own = "" if engine == "in-process" else ", for nodes without data of their own"
+    assert setting == f"pathological{own}"
