@@ -159,7 +159,11 @@ def check_chosen(network: nn.Module, method: str, info: Info, values: Mapping[st
             )
         client = METHODS[name].client
         client.check_serves(info.task)
-        if client.build_network(network, info) is not network:
+        try:
+            built = client.build_network(network, info)
+        except ValueError as error:
+            raise ValueError(f"{error}; leave {name} out of {method}.{key}") from error
+        if built is not network:
             raise ValueError(
                 f"{method}.{key} names {name!r}, whose clients build another network around the "
                 f"model; let `build` of {client.__name__} return the model"

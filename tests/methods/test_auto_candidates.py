@@ -15,7 +15,7 @@ from clients.core.decision.changes import Changer, named_changes
 from clients.core.label_shift import log_q_by_em
 from clients.methods.auto import EM_STEPS, AutoClient
 from fedapps import client_app, server_app
-from fedapps.building import Builder, corrects_alone, method_model
+from fedapps.building import Builder, check_chosen, corrects_alone, method_model
 from fedapps.common import external_code
 from fedapps.methods import METHODS, chosen_from, corrections
 from fedapps.settings.config import defaults, relevant, with_references
@@ -182,6 +182,13 @@ def test_what_does_not_only_correct_is_refused(names, words):
     config = defaults() | {"method": "auto", "auto.candidates": names}
     with pytest.raises(ValueError, match=words):
         method_model("auto", config, INFO)
+
+
+def test_a_candidate_that_cannot_take_the_inputs_is_to_be_left_out():
+    words = r"memo needs images, .* the shape \(6,\); leave memo out of auto\.candidates"
+    table = replace(INFO, shape=(6,))
+    with pytest.raises(ValueError, match=words):
+        check_chosen(network("convnet"), "auto", table, {"candidates": "bbse,memo"})
 
 
 def test_apps_of_users_refuse_a_candidate_that_is_no_method():
