@@ -314,11 +314,14 @@ class AutoClient(HoldingOut):
         rule = Rule.of(self.rule)
         assert rule.misfit_limit is not None and rule.guard is not None
         limit = float(rule.misfit_limit)
-        inputs = f"inputs look unlike training (T {decision.misfit:.1f} over {limit:.1f})"
+        # One decimal, or as many as tell T and its limit apart.
+        decimals = 1 if f"{decision.misfit:.1f}" != f"{limit:.1f}" else 3
+        misfit = f"{decision.misfit:.{decimals}f}"
+        inputs = f"inputs look unlike training (T {misfit} over {limit:.{decimals}f})"
         if decision.regime == LABEL_SHIFT:
             inputs = (
                 "inputs look like training, up to the proportions of the classes "
-                f"(T {decision.misfit:.1f}, at most {limit:.1f})"
+                f"(T {misfit}, at most {limit:.{decimals}f})"
             )
         gains = decision.changed * decision.win_rates
         if decision.choice != KEEP:

@@ -357,6 +357,8 @@ class Recorder:
         summary["best_round"] = train["round"]
         summary["novel_round"] = novel["round"]
         summary["last_round"] = last["round"]
+        if self.strategy is not None and self.strategy.report_last_round:
+            summary["reports_last_round"] = True
         if self.strategy is not None and self.strategy.saved_rounds:
             summary["earlier_rounds"] = self.strategy.saved_rounds
         of_training = _of_role("train", train["evaluation"])

@@ -149,6 +149,7 @@ class Summary(Evaluation, Named):
     rounds: Count
     code: Annotated[str, Field(pattern=r"^[0-9a-f]*$", max_length=64)] = ""
     engine: str = ""
+    reports_last_round: bool = False
     best_round: Count = 0
     novel_round: Count | None = None  # None: best_round, as in runs of earlier releases
     saved_model_train: Rates | None = None

@@ -65,8 +65,22 @@ def results(runs: "DataFrame") -> TextTable:
     shown = [MEANINGS[name] for name in MAIN if SCORE_COLUMNS[f"train-{name}"].title in columns]
     meaning = "last round"
     if shown:
-        meaning = f"{', '.join(shown)}, at the round that is best on validation"
+        meaning = f"{', '.join(shown)}, {_reported_round(runs)}"
     return TextTable(f"{federation_of(runs)}: {meaning}", columns, rows, "; ".join(notes))
+
+
+def _reported_round(runs: "DataFrame") -> str:
+    """Of which round the scores are, in words."""
+    last: dict[str, bool] = {}  # by method: whether one of its runs reports its last round
+    for run in runs[runs.summary.notna()].itertuples():
+        last[run.method] = last.get(run.method, False) or run.summary.reports_last_round
+    if last and all(last.values()):
+        return "at the last round"
+    best = "at the round that is best on validation"
+    of_last_round = [label for label, is_last in last.items() if is_last]
+    if not of_last_round:
+        return best
+    return f"{best}, or the last one ({', '.join(of_last_round)})"
 
 
 def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:

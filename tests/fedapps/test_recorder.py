@@ -24,15 +24,15 @@ class Reports:
         self.arrays, self.evaluation = {}, []
 
 
-def best_round(*accuracies, report_last_round=False, phases=()):
-    """The round that a run with these accuracies of training clients reports."""
+def summary_of(*accuracies, report_last_round=False, phases=()):
+    """The summary of a run with these accuracies of training clients."""
     recorder, strategy = Recorder(defaults(), "", None), Reports()
     strategy.report_last_round = report_last_round
     for number, accuracy in enumerate(accuracies, 1):
         strategy.selection_phase = int(number in phases)
         got = {} if accuracy is None else {"train-accuracy": accuracy, "train-clients": 2}
         recorder.record({"round": number, "evaluation": got}, strategy)
-    return recorder.summary["best_round"]
+    return recorder.summary
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,9 @@ def best_round(*accuracies, report_last_round=False, phases=()):
     ],
 )
 def test_the_round_is_chosen_by_training_clients_validation(accuracies, options, expected):
-    assert best_round(*accuracies, **options) == expected
+    summary = summary_of(*accuracies, **options)
+    assert summary["best_round"] == expected
+    assert summary.get("reports_last_round", False) == options.get("report_last_round", False)
 
 
 def test_one_client_does_not_choose_the_round():

@@ -273,3 +273,13 @@ def test_data_of_real_nodes_are_not_called_by_a_partition(engine, tmp_path):
     setting = dict(content(runs, runs, 3)["settings"].rows)["partition"]
     own = "" if engine == "in-process" else ", for nodes without data of their own"
     assert setting == f"pathological{own}"
+
+
+def test_the_title_says_of_which_round_scores_are(tmp_path):
+    """Of `auto` the last one: its rule belongs to it."""
+    of_best = job(tmp_path, 0, train={"accuracy": 0.5}, novel={})
+    of_last = job(tmp_path, 0, "auto", train={"accuracy": 0.5}, novel={}, reports_last_round=True)
+    best = "accuracy in %, at the round that is best on validation"
+    assert results(runs_of([of_best])).title.endswith(f": {best}")
+    assert results(runs_of([of_last])).title.endswith(": accuracy in %, at the last round")
+    assert results(runs_of([of_best, of_last])).title.endswith(f": {best}, or the last one (auto)")

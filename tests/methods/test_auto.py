@@ -166,6 +166,7 @@ def test_the_reason_says_what_the_inputs_look_like_and_what_is_expected():
         "Kept the global model: inputs look unlike training (T 5.2 over 3.0) and no correction is "
         "expected to help"
     )
+    assert "(T 3.040 over 3.000)" in reason(100, 3.04, OUTSIDE, 0.6, 0.0)  # not 3.0 over 3.0
     inside = "up to the proportions of the classes (T 1.2, at most 3.0)"
     assert reason(25, 1.2, LABEL_SHIFT, 0.05, 0).endswith(
         f"{inside} and no correction is expected to help"
