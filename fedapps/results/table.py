@@ -70,7 +70,7 @@ def results(runs: "DataFrame") -> TextTable:
 
 
 def _reported_round(runs: "DataFrame") -> str:
-    """Of which round the scores are, in words."""
+    """The round that the scores belong to, in words."""
     last: dict[str, bool] = {}  # by method: whether one of its runs reports its last round
     for run in runs[runs.summary.notna()].itertuples():
         last[run.method] = last.get(run.method, False) or run.summary.reports_last_round
