@@ -3,10 +3,11 @@ another; finished ones are kept:
 
     python -m experiments.auto.runs judged --model mlp --seeds 100,101,102 --inputs 200
 
-`--data` is mnist, fashion-mnist or digits. Then ``python -m experiments.auto.judge RECORD
-judged/200`` makes the table."""
+`--data` is mnist, fashion-mnist or digits. `--also` gives the corrections settings beside the
+protocol's, such as ``auto.held-out=0``. Then ``python -m experiments.auto.judge RECORD judged/200``
+makes the table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +48,12 @@ METHODS = ("fedavg", "auto", "bbse", "prior-em", "bn-adapt", "tent", "t3a")
 # A network without normalisation layers, in which bn-adapt and tent have nothing to adapt.
 PLAIN_NETWORK = "mlp"
 METHODS_OF_PLAIN_NETWORK = ("fedavg", "auto", "bbse", "prior-em", "t3a")
-ALL_INPUTS = ("bbse.test-batch-size=0", "prior-em.test-batch-size=0")  # one batch, as auto has
+# One batch, as auto has.
+ALL_INPUTS = (
+    "bbse.test-batch-size=0",
+    "prior-em.test-batch-size=0",
+    "bn-adapt.test-batch-size=0",
+)
 IN_PROCESS = ("--engine", "in-process")
 
 
@@ -98,12 +104,15 @@ def methods_for(model: str) -> tuple[str, ...]:
     return METHODS_OF_PLAIN_NETWORK if model == PLAIN_NETWORK else METHODS
 
 
-def corrections(scenario: Scenario, model: str, seed: int, inputs: int, output: Path) -> list[str]:
+def corrections(
+    scenario: Scenario,
+    methods: Sequence[str],
+    seed: int,
+    inputs: int,
+    output: Path,
+) -> list[str]:
     """The words of the command that corrects this model for clients with so many inputs."""
-    methods = methods_for(model)
-    batches = list(ALL_INPUTS)
-    if "bn-adapt" in methods:
-        batches.append("bn-adapt.test-batch-size=0")
+    batches = [word for word in ALL_INPUTS if section_of(word) in methods]
     trained = output / "base" / scenario.name / f"auto-seed{seed}"
     words = ["run", "--from", str(trained), f"novel-batch={inputs}", *batches, *changes(scenario)]
     folder = output / str(inputs) / scenario.name
@@ -125,18 +134,23 @@ def main(
     seeds: str = "100,101,102",
     inputs: str = "200,50,20",
     only: str = "",
+    methods: str = "",
+    also: str = "",
 ) -> None:
-    """Carry out the runs. `only` names scenarios, by commas; default: all."""
+    """Carry out the runs. `only` names scenarios and `methods` those that correct, by commas;
+    default: all. `also` holds further settings of these methods, by spaces."""
     if data not in PROTOCOLS:
         raise typer.BadParameter(f"--data is {data!r}; known: {', '.join(PROTOCOLS)}")
     command = typer.main.get_command(cli)
+    compared = tuple(methods.split(",")) if methods else methods_for(model)
     for seed in map(int, seeds.split(",")):
         for scenario in scenarios(data):
             if only and scenario.name not in only.split(","):
                 continue
             runs = [base_run(data, scenario, model, seed, output)]
             for number in map(int, inputs.split(",")):
-                runs.append(corrections(scenario, model, seed, number, output))
+                words = corrections(scenario, compared, seed, number, output)
+                runs.append([*words, *also.split()])
             for words in runs:
                 print("fedapps", *words, flush=True)
                 if status := command.main(words, standalone_mode=False):

@@ -8,7 +8,16 @@ from small_runs import SMALL
 
 from experiments.auto import judge
 from experiments.auto.judge import Verdict, bars, choices_text, mean_of, read, verdict
-from experiments.auto.runs import PROTOCOLS, Scenario, base_run, changes, corrections, scenarios
+from experiments.auto.runs import (
+    METHODS,
+    PROTOCOLS,
+    Scenario,
+    base_run,
+    changes,
+    corrections,
+    methods_for,
+    scenarios,
+)
 from fedapps.planning import configured, read_request
 from fedapps.serverapp import run_in_process
 from fedapps.settings.experiments import experiments_root
@@ -81,7 +90,7 @@ def test_the_command_takes_the_settings_of_each_scenario(data, scenario):
     config, _ = configured(trains, None, trains.settings)
     assert config["model"] == "convnet-atp" and config["dataset"] == data
     assert config["evaluate-every"] == config["rounds"] == 60
-    corrects = settings_of(corrections(scenario, "convnet-atp", 100, 50, Path("judged")))
+    corrects = settings_of(corrections(scenario, METHODS, 100, 50, Path("judged")))
     _, labels = configured(corrects, config, corrects.settings)
     assert len(labels) == 7
 
@@ -105,7 +114,7 @@ def test_the_runs_are_those_of_the_protocol():
     (left_out,) = [word for word in words if word.startswith("auto.changes=")]
     assert "rotation" not in left_out and "shear" not in left_out and "shift" in left_out
     assert "partition.samples=60000" in words  # which iid does not read
-    words = corrections(beyond, "mlp", 100, 50, Path("judged"))
+    words = corrections(beyond, methods_for("mlp"), 100, 50, Path("judged"))
     assert words[1:3] == ["--from", "judged/base/rotation-beyond/auto-seed100"]
     assert {"novel-batch=50", left_out, "judged/50/rotation-beyond"} <= set(words)
     assert not any(word.startswith("bn-adapt") for word in words)
