@@ -75,6 +75,8 @@ from strategies.maths.label_shift import conditional, prior
 from strategies.methods.fedavg import FedAvg
 
 HEAD_WEIGHT = "head.weight"
+# Moments, spread, misfits twice, features, Newton's steps, calibration, guard.
+NUM_EXCHANGES = 7 + STEPS
 COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
 NOT_MOVED = (*COUNTED, "loss", "clients")  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
@@ -223,6 +225,7 @@ class _Exchanges:
         self.features = num_features(self.has_statistics, self.candidates)
         self.num_folds = min(FOLDS, len(self.training))
         self.folds = {node: i % self.num_folds for i, node in enumerate(self.training)}
+        self.number = 0  # of the present exchange
         log(INFO, "auto: candidates none, %s", ", ".join(self.candidates))
 
     def statistics(self) -> tuple[Arrays, list[Arrays]]:
@@ -464,6 +467,8 @@ class _Exchanges:
         shapes: Mapping[str, tuple[int, ...]],
     ) -> list[Any]:
         """The clients' valid replies. Raises `Unanswered` if there is none."""
+        self.number += 1
+        log(INFO, "auto: query.%s, exchange %s of %s", query, self.number, NUM_EXCHANGES)
         like = {name: np.zeros(shape) for name, shape in shapes.items()}
         replies = self.strategy.exchange(
             f"query.{query}", sent, like=dict.fromkeys(self.training, like)

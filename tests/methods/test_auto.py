@@ -30,6 +30,7 @@ from partitions.shares import UNLABELED
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
 from strategies.maths.label_shift import prior
+from strategies.methods import auto as auto_server
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
 NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn", "auto.plays": 20}
@@ -255,7 +256,9 @@ def test_inner_values_are_channel_means_the_softmax_and_the_last(name):
     assert len(blocks) == (4 if name == "convnet-bn" else 3)
 
 
-def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers():
+def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers(monkeypatch):
+    lines = []
+    monkeypatch.setattr(auto_server, "log", lambda _, text, *words: lines.append(text % words))
     result, grid = federate(Watched, **NORMED, **{"evaluate-every": 1})
     sent = [m for m in grid.seen if not m.metadata.reply_to_message_id]
     training = {m.metadata.dst_node_id for m in sent if m.metadata.message_type == "train"}
@@ -268,6 +271,10 @@ def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers():
     clients = len(training)
     counts = [seen.count(kind) for kind in KINDS]
     assert counts == [clients, clients, 2 * clients, 10 * clients, clients]
+    of_exchanges = [line for line in lines if "exchange" in line]
+    assert len(of_exchanges) == 15
+    assert of_exchanges[0] == "auto: query.moments, exchange 1 of 15"
+    assert of_exchanges[-1] == "auto: query.guard, exchange 15 of 15"
     first, last = (dict(result.evaluate_metrics_clientapp[r]) for r in (1, 2))
     assert "novel-misfit" not in first and "novel-misfit" in last
     shares = [last[f"novel-chosen-{name}"] for name in ("none", "bbse", "bn16")]
