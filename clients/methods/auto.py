@@ -116,6 +116,10 @@ PLAYS = setting(
 )
 
 
+class NotFiniteError(ValueError):
+    """The network gives numbers that are not finite."""
+
+
 class AutoClient(HoldingOut):
     """FedAvg's client that chooses a correction for its inputs, or none, by the server's rule."""
 
@@ -249,29 +253,42 @@ class AutoClient(HoldingOut):
         self.stream = {INPUTS: inputs[-self.stream_inputs :].clone()}
         if len(inputs) < SIZES[0]:  # no newcomer had so few inputs
             number = f"{len(inputs)} inputs are" if len(inputs) > 1 else "1 input is"
-            reason = f"{KEPT}: {number} fewer than the {SIZES[0]} that a choice needs"
-            self.choice = Choice(NONE, reason)
-            logits = super().predict(x)
-            self.intermediate_logits = {"base": logits}
-            self.adaptation_metrics = self.chosen(KEEP)
+            return self.kept(x, f"{number} fewer than the {SIZES[0]} that a choice needs")
+        try:
+            case, views = self.case(inputs)
+        except NotFiniteError as error:
+            logits = self.kept(x, str(error))
+            self.follow(previous, KEEP)
             return logits
-        case, views = self.case(inputs)
         before = len(inputs) - len(x)
         base = views[""][before:]
         self.intermediate_logits = {"base": base}
         decision = decide(Rule.of(self.rule), case, self.names)
-        self.stream[CHOSEN] = torch.tensor(decision.choice)
         self.adaptation_metrics = self.described(decision)
         self.choice = self.explained(decision, len(inputs))
-        if previous is not None and int(previous) != decision.choice:
-            former = self.name_of(int(previous))
-            reason = f"Changed from {former} to {self.choice.name}. {self.choice.reason}"
-            self.choice = Choice(self.choice.name, reason)
+        self.follow(previous, decision.choice)
         if decision.choice == KEEP:
             return base
         name = self.names[decision.choice]
         self._correction = self._corrections[name]
         return views[name][before:]
+
+    def kept(self, x: Tensor, reason: str) -> Tensor:
+        """Logits (n, C) by FedAvg's model, where the rule cannot be asked for this reason."""
+        logits = super().predict(x)
+        self.choice = Choice(NONE, f"{KEPT}: {reason}")
+        self.intermediate_logits = {"base": logits}
+        self.adaptation_metrics = self.chosen(KEEP)
+        return logits
+
+    def follow(self, previous: Tensor | None, choice: int) -> None:
+        """Keep the choice for the next update, and say it if the choice before was another one."""
+        assert self.choice is not None
+        self.stream[CHOSEN] = torch.tensor(choice)
+        if previous is not None and int(previous) != choice:
+            former = self.name_of(int(previous))
+            reason = f"Changed from {former} to {self.choice.name}. {self.choice.reason}"
+            self.choice = Choice(self.choice.name, reason)
 
     def name_of(self, choice: int) -> str:
         """The name of a choice, KEEP or the place of a candidate."""
@@ -381,10 +398,16 @@ class AutoClient(HoldingOut):
 
     def case(self, x: Tensor, y: Tensor | None = None) -> tuple[Case, dict[str, Tensor]]:
         """The numbers that the rule needs of inputs x, labels included where there are some; and
-        the logits (n, C) by view, "" that of FedAvg."""
+        the logits (n, C) by view, "" that of FedAvg. NotFiniteError if they are not all finite."""
         n = len(x)
         statistics = self.statistics()
         phi, base = self.inner_values(x)
+        finite = np.isfinite(phi).all(1)
+        if not finite.all():
+            raise NotFiniteError(
+                f"for {n - int(finite.sum())} of {n} inputs the network gives numbers that are not "
+                "finite"
+            )
         views, q_bbse, q_after = self.views(x, base, statistics)
         fit = shared_fit(statistics, n)
         phi_mean = phi.mean(0)
@@ -438,7 +461,7 @@ class AutoClient(HoldingOut):
         if self.has_statistics:
             for name, weight in BN_WEIGHTS.items():
                 changes, z = self.with_statistics(x, weight)
-                views[name] = z
+                views[name] = finite_or(z, base)
                 self._corrections[name] = changes
             log_p = torch.stack([views[name] for name in BN_WEIGHTS]).log_softmax(-1)
             log_qs = log_q_by_em(log_p, log_prior, EM_STEPS)
@@ -466,12 +489,17 @@ class AutoClient(HoldingOut):
             logits = self.method_clients[name].predict(x.clone())  # it may change them in place
         finally:
             self.model.load_state_dict(network)
-        if logits.shape != base.shape:
+        given = f"a {type(logits).__name__}"
+        is_float = False
+        if isinstance(logits, Tensor):
+            given = f"{logits.dtype} of the shape {tuple(logits.shape)}"
+            is_float = logits.is_floating_point()
+        if not is_float or logits.shape != base.shape:
             raise ValueError(
-                f"auto.candidates names {name!r}, which predicts an array of the shape "
-                f"{tuple(logits.shape)} for {len(x)} inputs; it must be {tuple(base.shape)}"
+                f"auto.candidates names {name!r}, which predicts {given} for {len(x)} inputs; it "
+                f"must be a tensor of floats of the shape {tuple(base.shape)}"
             )
-        return logits.detach() if logits.isfinite().all() else base
+        return finite_or(logits.detach(), base)
 
     def with_statistics(self, x: Tensor, prior_samples: float) -> tuple[Changes, Tensor]:
         """Statistics ρ · training + (1 − ρ) · inputs with ρ = N / (N + n), and the logits (n, C) by
@@ -616,6 +644,11 @@ class AutoClient(HoldingOut):
         for newcomer in newcomers(x, y, classes, self.plays, changes, seed):
             case, _ = self.case(newcomer.x, newcomer.y)
             yield replace(case, unchanged=newcomer.unchanged)
+
+
+def finite_or(logits: Tensor, base: Tensor) -> Tensor:
+    """The logits, or `base` if they are not all finite: then no prediction changes."""
+    return logits if logits.isfinite().all() else base
 
 
 def log_probabilities(z: Tensor) -> np.ndarray:

@@ -294,7 +294,10 @@ class _Exchanges:
         for node in self.training:
             sent[node] = self.arrays | prefixed(SOURCE, sources[self.folds[node]])
         shapes: dict[str, tuple[int, ...]] = {"count": (1,), "sum": layers, "square": layers}
-        sums, _ = self.sum("misfit", sent, shapes)
+        answers = self.answers("misfit", sent, shapes)
+        # A client that has not answered has no newcomers, and is asked nothing more about them.
+        self.training = [node for node, _ in answers]
+        sums = _summed([answer for _, answer in answers])
         if not sums["count"][0]:
             raise Unanswered(
                 f"no training client has played a newcomer with unchanged inputs; each needs "
@@ -386,8 +389,9 @@ class _Exchanges:
             clients = float(sums["clients"][regime])
             k = least_guard(sums["loss"][regime], clients, alpha)
             if k == NEVER:
+                noun = "training client" if clients == 1 else "training clients"
                 text = (
-                    f"{clients:g} training clients played newcomers that {words}, and no choice "
+                    f"{clients:g} {noun} played newcomers that {words}, and no choice "
                     f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model; raise "
                     "auto.alpha, or take more training clients"
                 )

@@ -1,6 +1,7 @@
 """Auto: its client and its server, in small runs and with rules made by hand."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -513,6 +514,61 @@ def test_a_run_that_starts_from_a_saved_one_makes_the_same_rule(tmp_path):
     assert dict(again.evaluate_metrics_clientapp[0]) == expected
 
 
+def test_a_client_that_misses_the_first_misfit_is_asked_nothing_more_about_newcomers():
+    """It has none: its later answers were 12 errors that named the wrong cause."""
+
+    class Losing(InProcessGrid):
+        asked: ClassVar[list[str]] = []  # what node 1 was asked, up to the lost message
+
+        def answer(self, messages, timeout):
+            kept = []
+            for message in messages:
+                kind = message.metadata.message_type
+                lost = False
+                if message.metadata.dst_node_id == 1 and kind.startswith("query."):
+                    lost = kind == "query.misfit"
+                    self.asked.append(kind)
+                if not lost:
+                    kept.append(message)
+            return super().answer(kept, timeout)
+
+    result, strategy = own_app(Losing)
+    assert Losing.asked == ["query.moments", "query.spread", "query.misfit"]
+    assert strategy.rule["guard"].shape == (2,)
+    assert result.evaluate_metrics_clientapp[1]["train-clients"] == 4
+
+
+@pytest.mark.parametrize("model", ["convnet-bn", "convnet"])
+def test_inputs_without_finite_numbers_keep_the_model_and_a_stream_says_so(model):
+    """One input of 30 is infinite, and is kept for the next update."""
+    client = training_client(model, candidates="bbse,bn16" if model == "convnet-bn" else "bbse")
+    other, x = served(client, source_of(client), rule_that_chooses(client, 0))
+    x = torch.cat([x, x[:5]])
+    endless = x.clone()
+    endless[3] = torch.inf
+    torch.testing.assert_close(
+        other.predict(endless), Client.predict(other, endless), equal_nan=True
+    )
+    words = "for 1 of 30 inputs the network gives numbers that are not finite"
+    assert other.choice == ("none", f"{KEPT}: {words}")
+    assert other.adaptation_metrics["chosen-none"] == 1 and "misfit" not in other.adaptation_metrics
+    other.predict(x)
+    other.stream["chosen"] = torch.tensor(0)
+    other.update(endless)
+    assert other.choice.reason.startswith(f"Changed from bbse to none. {KEPT}: for 1 of 60 inputs")
+    assert int(other.stream["chosen"]) == KEEP
+
+
+def test_batch_statistics_without_finite_numbers_change_no_prediction():
+    """The square of 1e25 is beyond float32, so that the variance of such inputs is infinite."""
+    client = training_client(candidates="bn0,bn16")
+    other, x = served(client, source_of(client), rule_that_chooses(client, 1))
+    _, views = other.case(x * 1e25)
+    assert all(torch.isfinite(view).all() for view in views.values())
+    other.predict(x * 1e25)
+    assert "nan" not in other.choice.reason
+
+
 def test_a_rule_goes_with_its_model():
     """Training changes the model, so what was made before is dropped."""
     strategy = Auto(alpha=0.5)
@@ -534,7 +590,7 @@ def test_few_training_clients_cannot_choose_and_the_run_says_so():
     rule = exchanges.with_guard(rule, np.zeros((2, 2, 2, 14)))
     assert (rule.guard == NEVER).all()
     assert [text.partition("\n")[0] for text in said] == ["auto: no choice"] * 2
-    assert "1 training clients played newcomers that label shift explains, and no" in said[0]
+    assert "1 training client played newcomers that label shift explains, and no" in said[0]
     assert "; raise auto.alpha, or take more training clients" in said[0]
 
 
@@ -713,9 +769,9 @@ def test_newcomers_are_played_before_they_are_asked_for():
         client.play({}, {})
 
 
-def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_it():
-    """Four nodes with labels and one without: the label of a training sample is the largest of its
-    three columns. Nodes answer all exchanges, and the evaluated nodes say what they chose."""
+def own_app(grid_class=InProcessGrid):
+    """The result and the strategy of a user's app. Four nodes have labels and one has none: the
+    label of a training sample is the largest of its three columns."""
 
     def data(context):
         number = context.node_config["partition-id"]
@@ -732,9 +788,14 @@ def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_i
         "auto", model=network, shape=(3,), min_available_nodes=5, alpha=0.3,
         then=lambda *result: ended.extend(result), rounds=1,
     )  # fmt: skip
-    grid = InProcessGrid(client, {}, [{"partition-id": number} for number in range(5)])
+    grid = grid_class(client, {}, [{"partition-id": number} for number in range(5)])
     server(grid, Context(1, 0, {}, RecordDict(), {}))
-    result, strategy = ended
+    return ended
+
+
+def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_it():
+    """Nodes answer all exchanges, and the evaluated nodes say what they chose."""
+    result, strategy = own_app()
     assert sorted(node.novel for node in strategy.nodes) == [False] * 4 + [True]
     assert strategy.rule["guard"].shape == (2,) and strategy.source["means"].shape == (3, 10)
     scores = dict(result.evaluate_metrics_clientapp[1])
