@@ -346,6 +346,7 @@ def check(config: "Config") -> None:
             check_takes(client, config, task(config))
         if client_id == training_client and config["rounds"]:
             check_batches(client, config, method, task(config))
+        client.check_own_code()
 
 
 def check_task(config: "Config", method: str) -> None:

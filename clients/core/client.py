@@ -638,6 +638,10 @@ class Client(Configured, NumPyClient):
             INPUT_SIZE: math.prod(self.share.everything.x.shape[1:]),
         }
 
+    def check_own_code(self) -> None:
+        """Raise ValueError for a user's code that fails on the client's inputs, if the method calls
+        some only after training. Called before the first round."""
+
     def get_parameters(self, config: Config) -> NDArrays:
         """The initial shared arrays, in the model's order."""
         return [self.initial[name] for name in self.shared_names()]

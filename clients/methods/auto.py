@@ -29,6 +29,8 @@ from clients.core.decision.changes import (
     COLUMN_CHANGES,
     EVERY,
     IMAGE_CHANGES,
+    Changer,
+    OwnChange,
     named_changes,
 )
 from clients.core.decision.choice import (
@@ -82,6 +84,8 @@ from clients.methods._batchwise import (
     pooled_moments,
 )
 from clients.models.head import head_of
+from fedapps.common.errors import error_line, is_sentence
+from fedapps.common.external_code import is_reference
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import Value, setting
 from fedapps.common.tasks import CLASSES
@@ -217,6 +221,51 @@ class AutoClient(HoldingOut):
         if not count:
             count = n
         return count >= SIZES[0]
+
+    def check_own_code(self) -> None:
+        """Raise ValueError for a user's correction or change that fails on the client's inputs:
+        they are asked for only after all rounds. Clients with fewer inputs than a choice needs
+        never call them."""
+        named = [*self.names, *names_in(self.changes)]
+        if not any(map(is_reference, named)):
+            return
+        x, _ = self.share.everything.to(self.device)[: SIZES[0]]
+        if len(x) < SIZES[0]:
+            return
+        self.receive(self.initial, {})
+        _, base = self.inner_values(x)
+        if not base.isfinite().all():  # no fault of the user's code
+            return
+        for name in filter(is_reference, methods_among(self.names)):
+            with self.naming_own_code("auto.candidates", name):
+                if self.predicted_by(name, x, base) is base:
+                    raise ValueError(
+                        f"auto.candidates names {name!r}, which predicts numbers that are not "
+                        "finite for the client's inputs; it would never be chosen"
+                    )
+        for change in named_changes(self.changes, x.ndim, whole=not x.is_floating_point()):
+            if isinstance(change, OwnChange):
+                with self.naming_own_code("auto.changes", change.reference):
+                    changed = Changer(x)(change, x, np.random.default_rng(self.seed))
+                    _, logits = self.inner_values(changed)
+                    if not logits.isfinite().all():
+                        raise ValueError(
+                            f"auto.changes names {change.reference!r}, and for inputs that it has "
+                            "changed the network gives numbers that are not finite"
+                        )
+
+    @contextmanager
+    def naming_own_code(self, key: str, reference: str) -> Iterator[None]:
+        """Within the context an error of a user's code becomes a ValueError that names the code."""
+        try:
+            yield
+        except Exception as error:  # whatever code from outside raises
+            if is_sentence(error):
+                raise
+            raise ValueError(
+                f"{key} names {reference!r}, which fails on {SIZES[0]} inputs of client "
+                f"{self.client}: {error_line(error)}"
+            ) from error
 
     # Serving
 
@@ -482,8 +531,8 @@ class AutoClient(HoldingOut):
 
     def predicted_by(self, name: str, x: Tensor, base: Tensor) -> Tensor:
         """Logits (n, C) by the candidate that is the method `name`; `base` if it gives numbers that
-        are not finite, so that it is not chosen. The network stays as it is. ValueError for another
-        shape."""
+        are not finite, so that it is not chosen. The network stays as it is. ValueError for other
+        than such logits."""
         network = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
         try:
             logits = self.method_clients[name].predict(x.clone())  # it may change them in place

@@ -101,6 +101,7 @@ def reply_of(client: Client, message: Message, context: Context) -> Message:
 
 def _query(client: Client, context: Context, config: dict[str, Any]) -> dict[str, Any]:
     """The records of a reply to the opening query: who the client is and what it can do."""
+    client.check_own_code()
     properties = client.get_properties(config)
     properties[CLIENT] = identity(context)
     properties[CAPABILITIES] = " ".join((*client.offers, *client.exchanges))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from auto_clients import X, Y, network, rule_that_chooses, source_of
+from flwr.app import Context, RecordDict
 from small_runs import invoke, share
 
 import partitions
@@ -14,10 +15,11 @@ from clients.core.decision import choice
 from clients.core.decision.changes import Changer, named_changes
 from clients.core.label_shift import log_q_by_em
 from clients.methods.auto import EM_STEPS, AutoClient
-from fedapps import client_app, server_app
+from fedapps import InProcessGrid, client_app, server_app
 from fedapps.building import Builder, check_chosen, corrects_alone, method_model
 from fedapps.common import external_code
 from fedapps.methods import METHODS, chosen_from, corrections
+from fedapps.planning import check
 from fedapps.settings.config import defaults, relevant, with_references
 from fedapps.settings.unread import check_read
 from fedapps.trainings import training_of
@@ -104,7 +106,8 @@ def test_numbers_that_are_not_finite_change_nothing_and_another_shape_is_refused
     assert novel.predicted_by(infinite, X, base) is base
     client = auto_with([short], network(), candidates=short)
     client.load(client.initial)
-    with pytest.raises(ValueError, match=r"SHORT', which predicts .*\(40, 2\).*be \(40, 3\)"):
+    words = r"SHORT', which predicts .*\(40, 2\) for 40 inputs; it must be .*\(40, 3\)"
+    with pytest.raises(ValueError, match=words):
         client.predicted_by(short, X, torch.zeros(40, 3))
 
 
@@ -236,6 +239,77 @@ def test_auto_is_left_out_of_a_run_with_few_clients_unless_it_is_named(tmp_path)
     assert "auto.alpha is 0.05; 3 training clients" in refused.output
 
 
+OWN_FAULTS = {
+    "FAILING": r"FAILING', which fails on 20 inputs of client 0: KeyError: 'a key' \(.*\.py:\d+\)",
+    "LISTING": r"LISTING', which predicts a list for 20 inputs; it must be a tensor of floats",
+    "CLASSES": r"CLASSES', which predicts torch\.int64 of the shape \(20, 10\)",
+    "SHORT": r"SHORT', which predicts .*\(20, 2\) for 20 inputs; it must be .*\(20, 10\)",
+    "INFINITE": "INFINITE', which predicts numbers that are not finite .* never be chosen",
+    "cropped": r"cropped gives the shape \(20, 1, 8, 7\)",
+    "listed": "listed gives a list; a change gives a tensor",
+    "endless": "endless gives numbers that are not finite",
+    "alone": r"alone', which fails on 20 inputs of client 0: TypeError: alone\(\) takes 1",
+}
+
+
+def config_with(name):
+    """The digits with this correction, or this change, of the user's."""
+    (reference,) = own(name)
+    given = {"auto.candidates": f"bbse,{reference}"}
+    if name.islower():
+        given = {"auto.changes": f"blur,{reference}"}
+    few = {"method": "auto", "num-clients": 4, "auto.alpha": 0.5, "partition": "iid"}
+    return with_references(defaults() | few | given, {})
+
+
+@pytest.mark.parametrize("name", OWN_FAULTS)
+def test_a_users_code_that_fails_is_refused_before_the_first_round(name):
+    """It was called only after all rounds. The clients that it failed on then had no part in the
+    rule."""
+    with pytest.raises(ValueError, match=OWN_FAULTS[name]):
+        check(config_with(name))
+
+
+@pytest.mark.parametrize("name", ["DOUBTING", "INVERTING", "fog"])
+def test_a_users_code_that_works_is_not_refused(name):
+    check(config_with(name))
+
+
+class Squaring(torch.nn.Sequential):
+    """A network of squares, which large inputs overflow."""
+
+    def forward(self, x):
+        return super().forward(x.square())
+
+
+class Asking(InProcessGrid):
+    """A grid that keeps the kinds of its messages."""
+
+    def answer(self, messages, timeout):
+        self.kinds = {message.metadata.message_type for message in messages}
+        return super().answer(messages, timeout)
+
+
+def test_the_nodes_of_a_users_app_say_what_fails_before_the_first_round():
+    (name,) = own("bright")
+    given = {"changes": f"column-shift,{name}", "held_out": 0.5}
+
+    def data(context):
+        x = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
+        return x, x.argmax(1)
+
+    def model():
+        return Squaring(torch.nn.Linear(3, 3))
+
+    client = client_app("auto", model=model, data=data, **given)
+    server = server_app("auto", model=model, shape=(3,), rounds=1, alpha=0.5, **given)
+    grid = Asking(client, {}, [{"partition-id": number} for number in range(2)])
+    words = "bright', and for inputs that it has changed the network gives numbers that are not"
+    with pytest.raises(RuntimeError, match=words):
+        server(grid, Context(1, 0, {}, RecordDict(), {}))
+    assert grid.kinds == {"query"}
+
+
 # A user's changes
 
 
@@ -262,6 +336,32 @@ def test_what_a_change_must_not_give(name, words):
     (change,) = named_changes(reference, 4)
     with pytest.raises(ValueError, match=words):
         change(X, np.random.default_rng(0))
+
+
+def tokens_with(change):
+    """A client of tokens below 9 that has this change of the user's."""
+    tokens = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(0))
+    held = share(tokens, Y)
+    whole = {name: replace(getattr(held, name), whole=True) for name in ("train", "everything")}
+    held = replace(held, **whole)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(9, 4))
+    model.add_module("head", torch.nn.Linear(4, 3))
+    return AutoClient(model, held, held_out=0.75, changes=change, plays=20)
+
+
+def test_a_users_change_of_tokens_gives_tokens():
+    synonyms, halves, unknown = own("synonyms", "halves", "unknown")
+    client = tokens_with(synonyms)
+    client.check_own_code()
+    client.source = source_of(client)
+    before = client.held_out_samples()[0].clone()
+    assert not all(case.unchanged for case in client.played())
+    assert torch.equal(client.held_out_samples()[0], before)
+    with pytest.raises(ValueError, match="halves gives decimals; a change of tokens gives tokens"):
+        tokens_with(halves).check_own_code()
+    with pytest.raises(ValueError, match=r"unknown', which fails on 20 inputs of client 0: "):
+        tokens_with(unknown).check_own_code()
 
 
 def test_changes_that_are_none_or_fit_no_input_are_refused():

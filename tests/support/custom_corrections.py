@@ -46,6 +46,27 @@ class Infinite(Client):
         return logits
 
 
+class Failing(Client):
+    """Has a fault."""
+
+    def predict(self, x):
+        return {}["a key"]
+
+
+class Listing(Client):
+    """Predicts no tensor."""
+
+    def predict(self, x):
+        return super().predict(x).tolist()
+
+
+class Classes(Client):
+    """Predicts whole numbers."""
+
+    def predict(self, x):
+        return super().predict(x).long()
+
+
 class Trains(Client):
     """Trains by another loss than FedAvg's client."""
 
@@ -72,6 +93,9 @@ DOUBTING = _correction(Doubting)
 SHORT = _correction(Short)
 INFINITE = _correction(Infinite)
 INVERTING = _correction(Inverting)
+FAILING = _correction(Failing)
+LISTING = _correction(Listing)
+CLASSES = _correction(Classes)
 TRAINS = _correction(Trains)
 WRAPS = _correction(Wraps)
 SERVED = Method(FedGMA, Doubting, "a test", "a server of another method", name="served")
@@ -85,6 +109,37 @@ def fog(x, draw):
 def cropped(x, draw):
     """Too small."""
     return x[..., 1:]
+
+
+def listed(x, draw):
+    """No tensor."""
+    return x.tolist()
+
+
+def bright(x, draw):
+    """Finite, but not for a network."""
+    return x + 1e38
+
+
+def alone(x):
+    """Takes no generator."""
+    return x
+
+
+def synonyms(x, draw):
+    """Another first token, in place."""
+    x[:, 0] = int(draw.integers(9))
+    return x
+
+
+def halves(x, draw):
+    """No tokens."""
+    return x / 2
+
+
+def unknown(x, draw):
+    """Tokens that the network does not know."""
+    return x + 1000
 
 
 def endless(x, draw):

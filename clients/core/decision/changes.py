@@ -5,7 +5,8 @@ channels, H, W) in [0, 1]: each channel of the client's own samples is scaled to
 values beyond it are cut. Columns of tables, and channels of signals, have three: noise, scale and
 shift, in deviations of the client's samples.
 
-A user's own change is a function ``change(x, draw)`` of such inputs, named ``module:NAME``."""
+A user's own change is a function ``change(x, draw)`` of such inputs, or of tokens (n, length),
+named ``module:NAME``."""
 
 import math
 from collections.abc import Callable
@@ -222,8 +223,8 @@ def named_changes(names: str, num_dimensions: int, whole: bool = False) -> list[
 
 
 class OwnChange:
-    """A function of the user's, ``change(x, draw)``: x (n, *shape) in the units above, `draw` a
-    numpy generator. Raises ValueError for one that is no function."""
+    """A function of the user's, ``change(x, draw)``: x (n, *shape) in the units above or tokens,
+    `draw` a numpy generator. Raises ValueError for one that is no function."""
 
     def __init__(self, reference: str) -> None:
         self.reference = reference
@@ -238,21 +239,28 @@ class OwnChange:
         """The changed inputs. Raises ValueError for others than finite ones of the same shape."""
         changed = self._function(x, draw)
         if not isinstance(changed, Tensor) or changed.shape != x.shape:
-            given = f"the shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else changed
+            given = f"a {type(changed).__name__}"
+            if isinstance(changed, Tensor):
+                given = f"the shape {tuple(changed.shape)}"
             raise ValueError(
-                f"{self.reference} gives {given!s:.80}; a change gives a tensor of the inputs' "
+                f"{self.reference} gives {given}; a change gives a tensor of the inputs' "
                 f"shape {tuple(x.shape)}"
             )
+        if changed.is_floating_point() and not x.is_floating_point():
+            raise ValueError(f"{self.reference} gives decimals; a change of tokens gives tokens")
         if not changed.isfinite().all():
             raise ValueError(f"{self.reference} gives numbers that are not finite")
         return changed.to(x)
 
 
 class Changer:
-    """Applies changes in the units of the client's samples x (n, *shape)."""
+    """Applies changes in the units of the client's samples x (n, *shape). Tokens have no unit."""
 
     def __init__(self, x: Tensor) -> None:
         self.is_image = x.ndim == 4
+        self.is_whole = not x.is_floating_point()
+        if self.is_whole:
+            return
         others = [0, *range(2, x.ndim)]
         if self.is_image:
             self.start = x.amin(others, keepdim=True)
@@ -263,6 +271,8 @@ class Changer:
 
     def __call__(self, change: Change, x: Tensor, draw: Draw) -> Tensor:
         """The changed inputs; pixels stay in their range."""
+        if self.is_whole:
+            return change(x.clone(), draw)  # it may change them in place
         changed = change((x - self.start) / self.unit, draw)
         if self.is_image:
             changed = changed.clamp(0, 1)
