@@ -395,6 +395,12 @@ class _Exchanges:
                     f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model; raise "
                     "auto.alpha, or take more training clients"
                 )
+                if not clients:
+                    text = (
+                        f"no training client played newcomers that {words}; clients like them keep "
+                        "FedAvg's model; for such newcomers raise auto.plays, or name changes of "
+                        "the inputs in auto.changes (of tokens your own ones)"
+                    )
                 self.strategy.say("no choice", text)
             guard.append(k)
         return replace(rule, guard=np.array(guard))

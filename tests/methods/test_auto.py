@@ -579,7 +579,8 @@ def test_a_rule_goes_with_its_model():
 
 
 def test_few_training_clients_cannot_choose_and_the_run_says_so():
-    """One client certifies nothing below 1/2: no k keeps α = 0.3."""
+    """One client certifies nothing below 1/2: no k keeps α = 0.3. Outside, no client has newcomers,
+    as with tokens, which no change of the package fits: another α would not help."""
     said = []
     strategy = Auto(alpha=0.3, on_failure=said.append)
     client = training_client()
@@ -592,6 +593,8 @@ def test_few_training_clients_cannot_choose_and_the_run_says_so():
     assert [text.partition("\n")[0] for text in said] == ["auto: no choice"] * 2
     assert "1 training client played newcomers that label shift explains, and no" in said[0]
     assert "; raise auto.alpha, or take more training clients" in said[0]
+    assert "no training client played newcomers that label shift does not explain" in said[1]
+    assert "raise auto.plays, or name changes" in said[1] and "auto.alpha" not in said[1]
 
 
 def test_a_layer_that_sees_no_batch_says_nothing_of_a_client():
