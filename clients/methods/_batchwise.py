@@ -17,12 +17,13 @@ from torch.func import functional_call
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
 from fedapps.common.settings import COUNT, setting
-from partitions.shares import Samples
+from partitions.shares import Samples, labeled_rows
 
 Changes = dict[str, Tensor]  # the tensors that adaptation changes, by name
 Norm = nn.modules.batchnorm._BatchNorm
 Moments = Callable[[Tensor], tuple[Tensor, Tensor]]
 STATISTICS = ("running_mean", "running_var")
+CHANCE = 1e-6  # that all samples of a class are held out: below it the labels' order is the cause
 VALUES_AT_ONCE = 4096  # of a channel; with 64 channels they fit into a core's cache
 
 
@@ -82,7 +83,9 @@ class HoldingOut(Client):
     """A client that holds out some training samples: the network is not trained on `held`.
 
     These are evenly spaced among the training samples. A network from another run may have been
-    trained on them. With too few samples or `held_out` = 0, `held` are the training samples."""
+    trained on them. With too few samples or `held_out` = 0, `held` are the training samples.
+
+    Raises ValueError where labels repeat in an order by which no sample of a class is left."""
 
     held_out = setting(
         0.2, "share of the training samples held out from local training", "[0, 1)", neutral=0.0
@@ -97,6 +100,7 @@ class HoldingOut(Client):
         if count and not self.share.novel:
             rows = torch.arange(count) * n // count
             rest = torch.ones(n, dtype=torch.bool).index_fill(0, rows, False)
+            check_classes_left(train.y[train.index], rest)
             self.held = replace(train, index=train.index[rows])
             self.share = replace(self.share, train=replace(train, index=train.index[rest]))
 
@@ -104,6 +108,25 @@ class HoldingOut(Client):
     def num_held_out(n: int, held_out: float) -> int:
         """How many of n training samples a client holds out."""
         return max(min(round(held_out * n), n - 1), 0)
+
+
+def check_classes_left(y: Tensor, rest: Tensor) -> None:
+    """Raise ValueError if all samples of a class are held out, and not by chance: of labels y (n,)
+    those in `rest` (n,) stay."""
+    if y.ndim > 1 or y.is_floating_point():
+        return
+    known = labeled_rows(y)
+    before = y[known].bincount()
+    after = y[known & rest].bincount(minlength=len(before))
+    held_share = 1 - rest.double().mean()
+    improbable = held_share**before < CHANCE
+    lost = (improbable & (after == 0)).nonzero().flatten().tolist()
+    if lost:
+        raise ValueError(
+            f"held-out takes every training sample of class {lost[0]}, {int(before[lost[0]])} of "
+            f"{len(y)}, since the labels repeat in a fixed order; shuffle the training samples, or "
+            "take another held-out"
+        )
 
 
 def batch_norms(model: nn.Module) -> dict[str, Norm]:

@@ -87,6 +87,24 @@ def test_a_client_counts_its_held_out_samples():
     assert counts[:, 2] == pytest.approx(Z[5].softmax(0).numpy())
 
 
+def test_labels_in_an_order_that_holds_out_a_whole_class_are_refused():
+    """Every fifth sample is held out. Of ten classes in turn these are all of 0 and 5. By chance
+    all of the six samples of a class may be, and of three classes in turn none is lost."""
+
+    def client(y, **settings):
+        return HoldingOut(Logits(3), share(torch.rand(len(y), 3), y), **settings)
+
+    in_turn = torch.arange(100) % 10
+    shuffled = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    words = r"every training sample of class 0, 10 of 100, since .* shuffle the training samples"
+    with pytest.raises(ValueError, match=words):
+        client(in_turn, held_out=0.2)
+    assert len(client(in_turn, held_out=0.25).held) == 25
+    assert len(client(in_turn[shuffled], held_out=0.2).held) == 20
+    assert len(client(torch.arange(60) % 10, held_out=0.2).held) == 12
+    assert len(client(torch.arange(99) % 3, held_out=0.2).held) == 20
+
+
 @pytest.mark.parametrize(("n", "fraction", "held"), [(1, 0.5, 1), (3, 0.9, 2), (4, 0.0, 4)])
 def test_a_client_always_trains_on_something(n, fraction, held):
     client = HoldingOut(Logits(3), share(Z[:n], [0] * n), held_out=fraction)
