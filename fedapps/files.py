@@ -184,7 +184,7 @@ def write_configuration(folder: Path, config: Mapping[str, Any], *, resumed: boo
     that of the run's beginning, also where the run is `resumed`."""
     file = folder / "config.toml"
     began = file.stat() if resumed and file.is_file() else None
-    versions = _versions() | {"python": platform.python_version(), "results": FORMAT}
+    versions = library_versions() | {"python": platform.python_version(), "results": FORMAT}
     content = dict(config) | {"resume": False, "versions": versions}
     write_text(file, tomli_w.dumps(content))
     if began is not None:
@@ -192,7 +192,8 @@ def write_configuration(folder: Path, config: Mapping[str, Any], *, resumed: boo
 
 
 @cache
-def _versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
+    """The installed versions of the package and of the libraries that decide a run's digits."""
     return {name: version(name) for name in LIBRARIES}
 
 

@@ -450,12 +450,15 @@ def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> 
 
 
 def share_trainings(work: "list[Job]") -> None:
-    """Let the unfinished runs of each folder that have the same training share it."""
+    """Let the unfinished runs of each folder that have the same training share it.
+
+    A run that continues although its data or code have changed trains by itself: the rounds before
+    are of the former ones."""
     from fedapps.trainings import training_folders
 
     by_output: dict[Path, list[Job]] = {}
     for job in work:
-        if not job.done:
+        if not job.done and not job.changed_file:
             by_output.setdefault(job.folder.parent, []).append(job)
     for output, jobs in by_output.items():
         folders = training_folders([job.config for job in jobs], output)
@@ -464,30 +467,38 @@ def share_trainings(work: "list[Job]") -> None:
 
 
 def trainings_lines(work: "list[Job]") -> list[str]:
-    """Which of the unfinished runs share a training, and why others that could do not."""
+    """Which of the unfinished runs share a training or take kept rounds, and why others that could
+    share one do not."""
     from fedapps.methods import METHODS
-    from fedapps.trainings import why_apart
+    from fedapps.trainings import keeps_rounds, why_apart
 
     jobs = [job for job in work if not job.done]
     methods_of: dict[str, dict[str, None]] = {}  # by the training's folder
     apart: dict[str, dict[str, None]] = {}  # methods by the reason
+    config_of: dict[str, Config] = {}  # of one of its runs, by the training's folder
     alone = 0
     for job in jobs:
         folder = str(job.config["training-dir"])
         if folder:
             methods_of.setdefault(folder, {})[job.method] = None
+            config_of[folder] = job.config
             continue
         alone += 1
         reason = why_apart(job.config)
         if reason and METHODS[str(job.config["method"])].trains_as:
             apart.setdefault(reason, {})[job.method] = None
     lines = []
-    if methods_of:
-        noun = "methods" if len({job.seed for job in jobs}) == 1 else "runs"
+    groups = dict.fromkeys(", ".join(names) for names in methods_of.values() if len(names) > 1)
+    if groups:
+        each_once = len({job.config["method"] for job in jobs}) == len(jobs)
+        noun = "methods" if each_once else "runs"
         trainings = len(methods_of) + alone
         counted = "1 training" if trainings == 1 else f"{trainings} trainings"
-        groups = dict.fromkeys(f"{', '.join(methods)} share one" for methods in methods_of.values())
-        lines.append(f"{len(jobs)} {noun}, {counted}: {'; '.join(groups)}")
+        sharing = "; ".join(f"{names} share one" for names in groups)
+        lines.append(f"{len(jobs)} {noun}, {counted}: {sharing}")
+    for folder, methods in methods_of.items():
+        if keeps_rounds(config_of[folder]):
+            lines.append(f"{', '.join(methods)}: rounds that are trained already are in {folder}")
     for reason, methods in apart.items():
         if len(methods) > 1:
             lines.append(f"{', '.join(methods)} train apart: {reason}")

@@ -45,7 +45,7 @@ from fedapps.settings.config import (
     settings,
 )
 from fedapps.settings.unread import check_companions, check_read
-from fedapps.trainings import forget, kept_rounds, training_folders
+from fedapps.trainings import forget, forget_outdated, kept_rounds, training_folders
 from partitions.federations import novel_shots
 from strategies.core.aggregation import is_plain
 from strategies.core.latency import Latency
@@ -95,9 +95,8 @@ def main(grid: Grid, context: Context) -> None:
     shares_here = bool(config["output-dir"] and not config["training-dir"])
     if shares_here:
         folders = training_folders(configs, Path(str(config["output-dir"])))
-        if not config["resume"]:
-            forget(folders)
         configs = [c | {"training-dir": f} for c, f in zip(configs, folders, strict=True)]
+        forget_outdated(configs)
     errors = {}
     for method, method_config in zip(methods, configs, strict=True):
         try:

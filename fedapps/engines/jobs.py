@@ -39,6 +39,7 @@ class Job:
     done: bool = False
     rounds: int = 0  # reported so far
     seconds: float = 0.0  # of these rounds
+    changed_file: str = ""  # of data or code, that has changed since the run began
     _lines: int = field(default=0, repr=False)
 
     @property

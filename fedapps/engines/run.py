@@ -19,7 +19,7 @@ from fedapps.engines.ray_engine import on_ray
 from fedapps.files import ERRORS, locked, write_configuration
 from fedapps.saved import CHECKPOINTS
 from fedapps.settings.config import Config
-from fedapps.trainings import forget
+from fedapps.trainings import forget, forget_outdated
 
 
 class Interrupted(BaseException):
@@ -45,7 +45,7 @@ def run_jobs(
     error is raised. Raises ValueError as `check_engine`,
     RuntimeError if the engine does not start, OSError if another process uses a run's folder."""
     check_engine(engine, jobs, parallel)
-    forget(str(job.config["training-dir"]) for job in jobs if not job.config["resume"])
+    forget_outdated(job.config for job in jobs if not job.done)
     try:
         _run_jobs(jobs, engine, apps, parallel, gpus_per_client, ray_address, debug, follow)
     finally:

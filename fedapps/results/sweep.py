@@ -1,17 +1,16 @@
 """Sweeps that continue: finished runs are skipped, the others resume."""
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedapps.common import external_code
-from fedapps.common.file_states import FileState, file_states
+from fedapps.common.file_states import FileState
 from fedapps.engines.jobs import Job
 from fedapps.files import FORMAT
 from fedapps.results.schema import Summary, SummaryFile
 from fedapps.saved import CHECKPOINTS
 from fedapps.settings.config import Config, defaults, override
+from fedapps.settings.own_files import newest_file, places_of_user
 from fedapps.settings.saved_configurations import (
     configuration_file,
     differences,
@@ -21,7 +20,6 @@ from fedapps.settings.saved_configurations import (
     where_runs_are,
 )
 from fedapps.settings.variants import Variant
-from partitions.datasets.loading import own_path
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +57,20 @@ def check_same(folder: Path, config: Config, what_to_do: str) -> None:
 
 
 def _warn_of_changes(jobs: Sequence[Job]) -> None:
-    """Name for each run a file of its data or code that is newer than the run's beginning.
+    """Name for each run a file of its data or code that is newer than the run's beginning, and keep
+    it in the job.
 
     Runs that read the same files share one look at them."""
     newest: dict[str, FileState | None] = {}  # by the path of data, or a module's file
     for job in jobs:
         began_ns = (job.folder / "config.toml").stat().st_mtime_ns
-        for place in _places_of_user(job.config):
+        for place in places_of_user(job.config):
             key = str(place)
             if key not in newest:
-                newest[key] = max(file_states(place), key=_time_of_change, default=None)
+                newest[key] = newest_file(place)
             file = newest[key]
             if file is not None and file.changed_ns > began_ns:
+                job.changed_file = file.path
                 what = "is kept" if job.done else "continues"
                 logger.warning(
                     "%s %s, but %s has changed since it began; to start over: --fresh, or "
@@ -78,25 +78,6 @@ def _warn_of_changes(jobs: Sequence[Job]) -> None:
                     job.folder, what, file.path,
                 )  # fmt: skip
                 break
-
-
-def _time_of_change(file: FileState) -> int:
-    return file.changed_ns
-
-
-def _places_of_user(config: Config) -> list[Path]:
-    """The file or folder of the user's data, and the files of the modules that the configuration
-    names."""
-    places: list[Path] = []
-    data = own_path(str(config["dataset"]), str(config["data-dir"]))
-    if data is not None:
-        places.append(data)
-    for reference in external_code.named(config):
-        module = sys.modules.get(reference.partition(":")[0])
-        file = getattr(module, "__file__", None)
-        if file and Path(file).is_file():
-            places.append(Path(file))
-    return places
 
 
 def finished(folder: Path) -> Config | None:

@@ -854,10 +854,18 @@ class Receiver:
         if not strategy.now.failure:
             strategy.now.failure = f"{client}: {cause}: {brief(detail)}"
         key = f"{cause}\n{cause_of(detail)}"
+        text = f"{client}: {cause}\n{detail}"
+        strategy.now.causes.setdefault(key, text)
+        is_new = self.pass_cause(key, text)
+        shown = detail if is_new else brief(detail)
+        log(WARNING, "%s: reply dropped, %s: %s", client, cause, shown)
+
+    def pass_cause(self, key: str, text: str) -> bool:
+        """Pass the `text` of a cause to the strategy's `on_failure`, unless one of this `key` was
+        passed before, or too many were. Returns whether it is new."""
         if key in self._causes or len(self._causes) == MAX_CAUSES:
-            log(WARNING, "%s: reply dropped, %s: %s", client, cause, brief(detail))
-            return
-        log(WARNING, "%s: reply dropped, %s: %s", client, cause, detail)
+            return False
         self._causes.add(key)
-        if strategy.on_failure is not None:
-            strategy.on_failure(f"{client}: {cause}\n{detail}")
+        if self._strategy.on_failure is not None:
+            self._strategy.on_failure(text)
+        return True

@@ -21,6 +21,13 @@ OF_THE_RUN = ("kept", "token", "privacy")
 Content = dict[str, Any]
 
 
+class Receiver(Protocol):
+    """What passes the causes of dropped replies."""
+
+    def pass_cause(self, key: str, text: str) -> bool:
+        """Pass the text of a cause, unless it was passed before."""
+
+
 class Training(Protocol):
     """What is read of a strategy, and set."""
 
@@ -28,6 +35,10 @@ class Training(Protocol):
     token: str
     evaluate_every: int
     num_rounds: int
+
+    @property
+    def receiver(self) -> Receiver:
+        """What receives the replies."""
 
     def state(self) -> dict[str, Any]:
         """The run's state; see `PersonalizedStrategy`."""
@@ -71,6 +82,9 @@ class KeptRounds:
         if now.has_state:
             strategy.load_state(self._taken["state"] | {"token": strategy.token})
         now.started -= kept["seconds"]
+        # A folder that an earlier release has begun has no causes.
+        for key, text in kept.get("causes", {}).items():
+            strategy.receiver.pass_cause(key, text)
         self.seconds += kept["seconds"]
         return MetricRecord(kept["metrics"])
 
@@ -82,6 +96,7 @@ class KeptRounds:
             "report": dict(now.report),
             "phases": dict(now.phases),
             "metrics": dict(metrics or {}),
+            "causes": dict(now.causes),
             "seconds": time.monotonic() - now.started,
         }
         if now.number < last:

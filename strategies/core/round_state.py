@@ -50,6 +50,7 @@ class Round:
     report: dict[str, Any] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)  # refused replies by cause
     failure: str = ""  # the first refused reply, in one line
+    causes: dict[str, str] = field(default_factory=dict)  # texts of refused replies, by cause
     clipped: int = 0  # updates that were clipped, by max-update-norm or by max-update-ratio
     recounted: int = 0  # updates that count with fewer samples than they reported
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})

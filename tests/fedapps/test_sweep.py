@@ -18,6 +18,7 @@ from fedapps.results import sweep
 from fedapps.results.progress import seconds_left
 from fedapps.results.sweep import finished
 from fedapps.serverapp import APPS
+from fedapps.settings import own_files
 from fedapps.settings.config import defaults, override
 from fedapps.settings.saved_configurations import differences
 from strategies.methods.fedavg import FedAvg
@@ -99,8 +100,8 @@ def test_runs_share_one_look_at_their_data(tmp_path, monkeypatch, caplog):
         config = override(defaults(), {"dataset": str(data), "seed": seed})
         jobs.append(Job("fedavg", seed, config, folder, done=True))
     looks = []
-    plain = sweep.file_states
-    monkeypatch.setattr(sweep, "file_states", lambda place: looks.append(place) or plain(place))
+    plain = own_files.file_states
+    monkeypatch.setattr(own_files, "file_states", lambda place: looks.append(place) or plain(place))
     sweep._warn_of_changes(jobs)
     assert looks == [data]
     assert caplog.text.count("has changed since it began") == 3

@@ -1,6 +1,8 @@
 """Runs with the same training share it, and have the digits that they have alone."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +10,16 @@ import pytest
 from small_runs import SMALL, invoke
 
 from clients.core.arrays import from_record
+from clients.core.client import Client
+from clients.core.protocol import round_of
 from fedapps.clientapp import app
+from fedapps.common.external_code import allow
 from fedapps.common.settings import Interval
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.jobs import may_start
 from fedapps.engines.run import run_jobs
-from fedapps.methods import METHODS
+from fedapps.files import ERRORS
+from fedapps.methods import METHODS, NAMED, Method
 from fedapps.planning import make_jobs, share_trainings, trainings_lines
 from fedapps.results import checkpoint
 from fedapps.saved import read_state
@@ -21,8 +27,11 @@ from fedapps.serverapp import APPS, run
 from fedapps.settings.config import override
 from fedapps.settings.sections import common, of_method, of_partitions
 from fedapps.settings.variants import Variant
-from fedapps.trainings import FOLDER, training_of
+from fedapps.trainings import FOLDER, SETTINGS, VERSIONS, check_trains_as, training_of
+from partitions import federation
 from strategies.core.strategy import PersonalizedStrategy
+from strategies.methods.fedavg import FedAvg
+from strategies.methods.prior_em import PriorEM
 
 SHARING = [name for name, entry in METHODS.items() if entry.trains_as and name != "fedavg"]
 # Spans of rounds 1–2, 3–4 and 5.
@@ -311,3 +320,140 @@ def test_where_nobody_can_play_newcomers_auto_shares_fedavgs_training(tmp_path):
     assert "3 methods, 2 trainings: fedavg, auto share one" in printed
     printed = invoke(*words, "num-clients=10", "auto.alpha=0.2", "--output", tmp_path).output
     assert "3 methods, 2 trainings: bbse, auto share one" in printed
+
+
+class OtherLoss(Client):
+    def loss(self, x, y):
+        return 0.1 * super().loss(x, y)
+
+
+class Personal(Client):
+    personal = ("head.",)
+
+
+class WithState(Client):
+    needs_state = NAMED["ditto"].client.needs_state
+
+
+class Predicting(Client):
+    def predict(self, x):
+        return 0.5 * super().predict(x)
+
+
+class PersonalizedTraining(FedAvg):
+    def personalize(self, arrays, nodes):
+        return dict.fromkeys(nodes, arrays)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "client", "trains_as", "reason"),
+    [
+        (FedAvg, OtherLoss, "fedavg", "OtherLoss replaces loss, which decides training"),
+        (FedAvg, Personal, "fedavg", "Personal replaces personal"),
+        (FedAvg, WithState, "fedavg", "WithState keeps a state of each client"),
+        (NAMED["fedgma"].strategy, Client, "fedavg", "FedGMA replaces aggregate"),
+        (PersonalizedTraining, Client, "fedavg", "override broadcast as well"),
+        (FedAvg, Client, "fedavgg", "did you mean 'fedavg'"),
+        (FedAvg, Client, "tent", "write trains_as='fedavg'"),
+    ],
+)
+def test_a_method_that_cannot_train_as_it_says_is_refused(
+    strategy, client, trains_as, reason, monkeypatch
+):
+    method = Method(strategy, client, "ours", "a test", trains_as=trains_as)
+    monkeypatch.setitem(METHODS, "mine", method)
+    with pytest.raises(ValueError, match=reason):
+        training_of(SMALL | {"method": "mine"})
+
+
+@pytest.mark.parametrize(("strategy", "client"), [(FedAvg, Predicting), (PriorEM, Client)])
+def test_a_method_that_trains_as_it_says_is_taken(strategy, client, monkeypatch):
+    method = Method(strategy, client, "ours", "a test", trains_as="fedavg")
+    monkeypatch.setitem(METHODS, "mine", method)
+    check_trains_as("mine")
+
+
+def test_causes_of_dropped_replies_are_those_of_a_run_alone(tmp_path, monkeypatch):
+    """A client fails in the first span of rounds and in a later one, by another cause."""
+    real = Client.train
+    failing = int(federation(FIVE).novel.argmin())  # a training client
+
+    def fails(client, arrays, config):
+        number = round_of(config)
+        if client.client == failing and number == 1:
+            raise RuntimeError("tired")
+        if client.client == failing and number >= 3:
+            raise ValueError("asleep")
+        return real(client, arrays, config)
+
+    monkeypatch.setattr(Client, "train", fails)
+    jobs = jobs_of(["fedavg", "prior-em"], tmp_path / "shared")
+    [alone] = make_jobs(FIVE, ["prior-em"], [0], tmp_path / "alone")
+    go([*jobs, alone])
+    causes = (alone.folder / ERRORS).read_text("utf-8")
+    assert "RuntimeError: tired" in causes
+    assert "ValueError: asleep" in causes
+    for job in jobs:
+        assert (job.folder / ERRORS).read_text("utf-8") == causes
+
+
+@pytest.fixture
+def network(tmp_path, monkeypatch):
+    """A file of a network of the user's own."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "nets_of_test_trainings.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def flat(num_classes: int) -> nn.Module:\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    return file
+
+
+def change(file):
+    later = time.time() + 60
+    os.utime(file, (later, later))
+
+
+def test_rounds_of_changed_code_are_trained_anew(tmp_path, network, rounds_trained, caplog):
+    reference = f"{network.stem}:flat"
+    allow(reference)
+    config = FIVE | {"model": reference}
+    first, *_ = jobs_of(["fedavg", "tent"], tmp_path, config)
+    carry_out(first)
+    [second] = jobs_of(["tent"], tmp_path, config)
+    assert "tent: rounds that are trained already are in" in trainings_lines([second])[0]
+    change(network)
+    assert trainings_lines([second]) == []
+    del rounds_trained[:]
+    go([second])
+    assert [number for _, number in rounds_trained] == [1, 2, 3, 4, 5]
+    assert f"are trained anew: {network} has changed since" in caplog.text
+
+
+def test_rounds_of_other_libraries_are_trained_anew(tmp_path, rounds_trained, caplog):
+    first, second = jobs_of(["fedavg", "prior-em"], tmp_path)
+    carry_out(first)
+    file = Path(str(first.config["training-dir"])) / SETTINGS
+    settings = json.loads(file.read_text("utf-8"))
+    settings[VERSIONS]["torch"] = "1.0"
+    file.write_text(json.dumps(settings), "utf-8")
+    go([second])
+    assert len(rounds_trained) == 10
+    assert "other versions of libraries" in caplog.text
+
+
+def test_a_run_that_continues_with_changed_code_keeps_rounds_for_no_other(tmp_path):
+    first, second, third = make_jobs(FIVE, ["fedavg", "tent", "shot"], [0], tmp_path)
+    first.changed_file = "nets.py"
+    share_trainings([first, second, third])
+    assert first.config["training-dir"] == ""
+    assert second.config["training-dir"] == third.config["training-dir"] != ""
+
+
+def test_runs_of_one_method_are_no_methods_and_one_run_shares_with_none(tmp_path):
+    jobs = jobs_of(["tent adapt-steps=1", "tent adapt-steps=5"], tmp_path)
+    assert trainings_lines(jobs)[0].startswith("2 runs, 1 training: ")
+    carry_out(jobs[0])
+    [line] = trainings_lines(jobs_of(["fedavg"], tmp_path))
+    assert line.startswith(f"fedavg: rounds that are trained already are in {tmp_path}")
