@@ -411,8 +411,8 @@ def check_tokens(config: "Config") -> None:
 @torch_defaults()
 @one_thread()
 def check_start(config: "Config") -> None:
-    """Raise ValueError if the run in from-dir cannot be used, or is another method's and lacks the
-    method's model."""
+    """Raise ValueError if the run in from-dir cannot be used: it is another method's and lacks the
+    method's model, or has other data or another network."""
     from fedapps.building import strategy_of_run
     from fedapps.results.folder import takes_states
     from fedapps.saved import read_client_states, read_former
@@ -420,16 +420,14 @@ def check_start(config: "Config") -> None:
     if not config["from-dir"]:
         return
     folder = Path(str(config["from-dir"]))
-    method = str(config["method"])
     arrays = read_former(folder)["arrays"]
-    if takes_states(folder, method):
+    if takes_states(folder, str(config["method"])):
         read_client_states(folder)
-    else:
-        strategy, shared = strategy_of_run(config)
-        try:
-            strategy.restore(strategy.initialize(shared), arrays)
-        except ValueError as error:
-            raise ValueError(f"{config['method']} cannot start from {folder}: {error}") from error
+    strategy, shared = strategy_of_run(config)
+    try:
+        strategy.restore(strategy.initialize(shared), arrays)
+    except (ValueError, RuntimeError) as error:  # torch's, for a network of other sizes
+        raise ValueError(f"{config['method']} cannot start from {folder}: {error}") from error
 
 
 def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> None:

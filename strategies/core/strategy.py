@@ -98,6 +98,7 @@ Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 SCORE_NAME = re.compile(r"-?[A-Za-z][\w.+-]{0,60}")
+TAKE_THE_SAME = "take the data and the model of the saved run"
 # Keys of a strategy's `state` whose values are not part of the model.
 NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder", "late")
 
@@ -409,12 +410,16 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
 
         `arrays` are those that `initialize` returned, `saved` those of the other run. A method that
         keeps parameters outside of its arrays, such as a hypernetwork, loads them here. Raises
-        ValueError if the names differ."""
-        different = sorted(saved.keys() ^ arrays.keys())
-        if different:
-            raise ValueError(f"the saved arrays do not fit; missing or unknown: {different[:5]}")
-        # In the network's order, by which `auto` knows its layers; a file has another one.
-        return {name: saved[name] for name in arrays}
+        ValueError if names or shapes differ."""
+        restored = in_order_of(arrays, saved)
+        for name, array in restored.items():
+            expected = arrays[name].shape
+            if array.shape != expected:
+                raise ValueError(
+                    f"the saved array {name!r} has the shape {array.shape}, and the run's "
+                    f"{expected}: {TAKE_THE_SAME}"
+                )
+        return restored
 
     def forget(self) -> None:
         """Drop what `restore` rebuilds from the arrays, before a round is undone."""
@@ -1277,6 +1282,17 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
     def client_states(self) -> Iterator[tuple[int, Arrays]]:
         """The states of a simulation's clients, by client id; see `run_state.client_states`."""
         return client_states(self)
+
+
+def in_order_of(arrays: Arrays, saved: Arrays) -> Arrays:
+    """The `saved` arrays in the order of `arrays`, by which `auto` knows its layers; a file has
+    another one. Raises ValueError if the names differ."""
+    different = sorted(saved.keys() ^ arrays.keys())
+    if different:
+        raise ValueError(
+            f"the saved arrays do not fit: {TAKE_THE_SAME}; missing or unknown: {different[:5]}"
+        )
+    return {name: saved[name] for name in arrays}
 
 
 def _has_role(novel: bool) -> Callable[[Node], bool]:

@@ -32,6 +32,7 @@ from fedapps.common.settings import MOMENTUM, NONNEGATIVE, RATE, WIDTH, Configur
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Update
 from strategies.core.run_state import check_names
+from strategies.core.strategy import TAKE_THE_SAME
 from strategies.maths.hypernetwork import Hypernetwork
 
 WEIGHTS = "[0, 1000000000]"
@@ -277,13 +278,21 @@ class ModelGenerator:
         )
 
     def restore(self, saved: Arrays) -> None:
-        """Load the φ, the embeddings and the averaged buffers of saved `arrays`."""
+        """Load the φ, the embeddings and the averaged buffers of saved `arrays`. Raises ValueError
+        if they generate another network."""
         embeddings = to_tensors(group(saved, "embedding"))
         if embeddings:
             self.embedding_dim = len(next(iter(embeddings.values())))
         for client, embedding in embeddings.items():
             self.add_embedding(int(client), embedding.clone())
-        self.network().load_state_dict(to_tensors(group(saved, "hypernetwork")))
+        phi = to_tensors(group(saved, "hypernetwork"))
+        own = self.network().state_dict()
+        if {name: t.shape for name, t in phi.items()} != {name: t.shape for name, t in own.items()}:
+            raise ValueError(
+                "the saved hypernetwork has other layers, or generates another network: "
+                f"{TAKE_THE_SAME}, and the hypernetwork's settings"
+            )
+        self.network().load_state_dict(phi)
         self.targets.load(group(saved, "buffer"))
 
     def forget(self) -> None:

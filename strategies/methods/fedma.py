@@ -19,7 +19,7 @@ from clients.core.arrays import Arrays, prefixed
 from fedapps.common.settings import NONNEGATIVE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.strategy import PersonalizedStrategy
+from strategies.core.strategy import TAKE_THE_SAME, PersonalizedStrategy, in_order_of
 from strategies.maths.matching import (
     chain,
     layer_arrays,
@@ -64,6 +64,17 @@ class FedMA(PersonalizedStrategy):
         self.widths = {layer: width(arrays, layer) for layer in self.layers}
         self.support = {layer: np.ones(n, int) for layer, n in self.widths.items()}
         return arrays
+
+    def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
+        """The global network of another run, whose hidden layers may have grown. Raises ValueError
+        as the base, and for other inputs or outputs."""
+        restored = in_order_of(arrays, saved)
+        first, last = f"{self.layers[0]}.weight", f"{self.layers[-1]}.weight"
+        same_inputs = restored[first].shape[1:] == arrays[first].shape[1:]
+        same_outputs = len(restored[last]) == len(arrays[last])
+        if not (same_inputs and same_outputs):
+            raise ValueError(f"the saved network has other inputs or outputs: {TAKE_THE_SAME}")
+        return restored
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """Each client's part of the global network, of the initial size."""

@@ -10,7 +10,7 @@ import numpy as np
 from clients.core.arrays import Arrays
 from clients.methods.fedmd import CLASSES, FLOAT16, PUBLIC_SAMPLES
 from strategies.core.replies import Requirement, Update, most_common
-from strategies.core.strategy import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy, in_order_of
 
 
 class FedMD(PersonalizedStrategy):
@@ -40,7 +40,7 @@ class FedMD(PersonalizedStrategy):
 
     def restore(self, arrays: Arrays, saved: Arrays) -> Arrays:
         """The logits of a former run."""
-        return super().restore(dict.fromkeys(self.sets, np.empty(0)), saved)
+        return in_order_of(dict.fromkeys(self.sets, np.empty(0)), saved)
 
     def expected(self, sent: Arrays) -> Arrays | None:
         """Logits (m, C) for each set, with the most common m and C of training clients."""

@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import numpy as np
+import pytest
 from safetensors.numpy import load_file
 from small_runs import fedapps
 
@@ -146,6 +148,33 @@ def test_the_bounds_columns_add_up(tmp_path):
     evaluation = summary["evaluation"]
     terms = evaluation["train-training-error"], evaluation["novel-half-distance"]
     assert f"{terms[0]:.3f} │ {terms[1]:.3f} │ {sum(terms):.3f}" in got
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (
+            "fedavg",
+            "the saved array 'layers.0.weight' has the shape (100, 64), and the run's (100, 5)",
+        ),
+        ("fedma", "the saved network has other inputs or outputs"),
+        ("pfedhn", "the saved hypernetwork has other layers, or generates another network"),
+    ],
+)
+def test_a_run_of_other_data_or_another_network_is_refused_before_it_starts(
+    method, reason, tmp_path
+):
+    fedapps("run", "--methods", method, *SMALL, "--output", tmp_path / "former")
+    table = tmp_path / "table.npz"
+    draw = np.random.default_rng(0)
+    np.savez(table, x=draw.normal(size=(1797, 5)).astype(np.float32), y=np.arange(1797) % 10)
+    again = ("run", "--from", tmp_path / "former", "--methods", method, "rounds=0")
+    again += ("--engine", "in-process", "--output", tmp_path / "other")
+    fedapps(*again)
+    other_data = fedapps(*again, f"dataset={table}", code=2)
+    assert reason in other_data and "take the data and the model of the saved run" in other_data
+    other_network = fedapps(*again, "model=convnet", code=2)
+    assert "take the data and the model of the saved run" in other_network
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
