@@ -238,21 +238,30 @@ class AutoClient(HoldingOut):
             return
         for name in filter(is_reference, methods_among(self.names)):
             with self.naming_own_code("auto.candidates", name):
-                if self.predicted_by(name, x, base) is base:
-                    raise ValueError(
-                        f"auto.candidates names {name!r}, which predicts numbers that are not "
-                        "finite for the client's inputs; it would never be chosen"
-                    )
+                self._check_correction(name, x, base)
         for change in named_changes(self.changes, x.ndim, whole=not x.is_floating_point()):
             if isinstance(change, OwnChange):
                 with self.naming_own_code("auto.changes", change.reference):
-                    changed = Changer(x)(change, x, np.random.default_rng(self.seed))
-                    _, logits = self.inner_values(changed)
-                    if not logits.isfinite().all():
-                        raise ValueError(
-                            f"auto.changes names {change.reference!r}, and for inputs that it has "
-                            "changed the network gives numbers that are not finite"
-                        )
+                    self._check_change(change, x)
+
+    def _check_correction(self, name: str, x: Tensor, base: Tensor) -> None:
+        """Raise ValueError for a correction whose logits of x are not finite."""
+        # `predicted_by` then gives `base` itself.
+        if self.predicted_by(name, x, base) is base:
+            raise ValueError(
+                f"auto.candidates names {name!r}, which predicts numbers that are not "
+                "finite for the client's inputs; it would never be chosen"
+            )
+
+    def _check_change(self, change: OwnChange, x: Tensor) -> None:
+        """Raise ValueError for a change of x for which the network's logits are not finite."""
+        changed = Changer(x)(change, x, np.random.default_rng(self.seed))
+        _, logits = self.inner_values(changed)
+        if not logits.isfinite().all():
+            raise ValueError(
+                f"auto.changes names {change.reference!r}, and for inputs that it has "
+                "changed the network gives numbers that are not finite"
+            )
 
     @contextmanager
     def naming_own_code(self, key: str, reference: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ from strategies.core.replies import Node, Update
 from strategies.core.round_state import Round
 
 STATE_BATCH = 100  # clients whose states travel in one exchange
+TAKE_THE_SAME = "take the data and the model of the saved run"
 
 
 class AskingStrategy(Protocol):
@@ -44,6 +45,17 @@ def own_copy(state: Mapping[str, Any], *, in_place: bool) -> dict[str, Any]:
         if key in copied:
             copied[key] = deepcopy(copied[key])
     return copied
+
+
+def in_order_of(arrays: Arrays, saved: Arrays) -> Arrays:
+    """The `saved` arrays in the order of `arrays`, by which `auto` knows its layers; a file has
+    another one. Raises ValueError if the names differ."""
+    different = sorted(saved.keys() ^ arrays.keys())
+    if different:
+        raise ValueError(
+            f"the saved arrays do not fit: {TAKE_THE_SAME}; missing or unknown: {different[:5]}"
+        )
+    return {name: saved[name] for name in arrays}
 
 
 def check_names(arrays: Arrays, strategy: str, other_way: str = "") -> None:

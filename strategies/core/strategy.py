@@ -83,9 +83,11 @@ from strategies.core.replies import LACKS, NOT_FINITE, Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round_state import PersonalizationCost, Request, Round, Sent, Stop
 from strategies.core.run_state import (
+    TAKE_THE_SAME,
     check_names,
     client_states,
     copy_containers,
+    in_order_of,
     own_copy,
     return_client_states,
 )
@@ -98,7 +100,6 @@ Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 SCORE_NAME = re.compile(r"-?[A-Za-z][\w.+-]{0,60}")
-TAKE_THE_SAME = "take the data and the model of the saved run"
 # Keys of a strategy's `state` whose values are not part of the model.
 NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder", "late")
 
@@ -1282,17 +1283,6 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
     def client_states(self) -> Iterator[tuple[int, Arrays]]:
         """The states of a simulation's clients, by client id; see `run_state.client_states`."""
         return client_states(self)
-
-
-def in_order_of(arrays: Arrays, saved: Arrays) -> Arrays:
-    """The `saved` arrays in the order of `arrays`, by which `auto` knows its layers; a file has
-    another one. Raises ValueError if the names differ."""
-    different = sorted(saved.keys() ^ arrays.keys())
-    if different:
-        raise ValueError(
-            f"the saved arrays do not fit: {TAKE_THE_SAME}; missing or unknown: {different[:5]}"
-        )
-    return {name: saved[name] for name in arrays}
 
 
 def _has_role(novel: bool) -> Callable[[Node], bool]:

@@ -31,8 +31,7 @@ from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import MOMENTUM, NONNEGATIVE, RATE, WIDTH, Configured, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Update
-from strategies.core.run_state import check_names
-from strategies.core.strategy import TAKE_THE_SAME
+from strategies.core.run_state import TAKE_THE_SAME, check_names
 from strategies.maths.hypernetwork import Hypernetwork
 
 WEIGHTS = "[0, 1000000000]"
@@ -286,8 +285,9 @@ class ModelGenerator:
         for client, embedding in embeddings.items():
             self.add_embedding(int(client), embedding.clone())
         phi = to_tensors(group(saved, "hypernetwork"))
-        own = self.network().state_dict()
-        if {name: t.shape for name, t in phi.items()} != {name: t.shape for name, t in own.items()}:
+        saved_shapes = {name: tensor.shape for name, tensor in phi.items()}
+        own_shapes = {name: t.shape for name, t in self.network().state_dict().items()}
+        if saved_shapes != own_shapes:
             raise ValueError(
                 "the saved hypernetwork has other layers, or generates another network: "
                 f"{TAKE_THE_SAME}, and the hypernetwork's settings"

@@ -19,7 +19,8 @@ from clients.core.arrays import Arrays, prefixed
 from fedapps.common.settings import NONNEGATIVE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.strategy import TAKE_THE_SAME, PersonalizedStrategy, in_order_of
+from strategies.core.run_state import TAKE_THE_SAME, in_order_of
+from strategies.core.strategy import PersonalizedStrategy
 from strategies.maths.matching import (
     chain,
     layer_arrays,

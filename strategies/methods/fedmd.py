@@ -10,7 +10,8 @@ import numpy as np
 from clients.core.arrays import Arrays
 from clients.methods.fedmd import CLASSES, FLOAT16, PUBLIC_SAMPLES
 from strategies.core.replies import Requirement, Update, most_common
-from strategies.core.strategy import PersonalizedStrategy, in_order_of
+from strategies.core.run_state import in_order_of
+from strategies.core.strategy import PersonalizedStrategy
 
 
 class FedMD(PersonalizedStrategy):
