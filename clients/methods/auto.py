@@ -63,7 +63,7 @@ from clients.core.decision.evidence import (
 )
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.moments import Blocks, class_sums, residual
-from clients.core.decision.played import SIZES, newcomers
+from clients.core.decision.played import FEWEST, SIZES, newcomers
 from clients.core.decision.tallies import (
     calibration_sums,
     derivatives,
@@ -233,15 +233,21 @@ class AutoClient(HoldingOut):
         if len(x) < SIZES[0]:
             return
         self.receive(self.initial, {})
+        # Where a class has few samples, a newcomer may have as few as two.
+        for inputs in (x, x[:FEWEST]):
+            self._check_own_code_on(inputs)
+
+    def _check_own_code_on(self, x: Tensor) -> None:
+        """`check_own_code` on inputs x (n, *shape), with the received model."""
         _, base = self.inner_values(x)
         if not base.isfinite().all():  # no fault of the user's code
             return
         for name in filter(is_reference, methods_among(self.names)):
-            with self.naming_own_code("auto.candidates", name):
+            with self.naming_own_code("auto.candidates", name, len(x)):
                 self._check_correction(name, x, base)
         for change in named_changes(self.changes, x.ndim, whole=not x.is_floating_point()):
             if isinstance(change, OwnChange):
-                with self.naming_own_code("auto.changes", change.reference):
+                with self.naming_own_code("auto.changes", change.reference, len(x)):
                     self._check_change(change, x)
 
     def _check_correction(self, name: str, x: Tensor, base: Tensor) -> None:
@@ -264,15 +270,16 @@ class AutoClient(HoldingOut):
             )
 
     @contextmanager
-    def naming_own_code(self, key: str, reference: str) -> Iterator[None]:
-        """Within the context an error of a user's code becomes a ValueError that names the code."""
+    def naming_own_code(self, key: str, reference: str, count: int) -> Iterator[None]:
+        """Within the context an error of a user's code, called with `count` inputs, becomes a
+        ValueError that names the code."""
         try:
             yield
         except Exception as error:  # whatever code from outside raises
             if is_sentence(error):
                 raise
             raise ValueError(
-                f"{key} names {reference!r}, which fails on {SIZES[0]} inputs of client "
+                f"{key} names {reference!r}, which fails on {count} inputs of client "
                 f"{self.client}: {error_line(error)}"
             ) from error
 
