@@ -472,9 +472,17 @@ def test_win_rates_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("n", "lost", "harmed"), [(20, 1, False), (20, 2, True), (300, 3, False), (300, 4, True)]
+    ("n", "lost", "harmed"),
+    [
+        (20, 0, False),
+        (20, 1, True),
+        (100, 1, False),
+        (101, 1, False),
+        (300, 3, False),
+        (300, 4, True),
+    ],
 )
-def test_harm_is_more_than_a_point_and_more_than_one_input(n, lost, harmed):
+def test_harm_is_more_than_a_point(n, lost, harmed):
     case = simple_case(n, outcomes=((WON,) + (LOST,) * (lost + 1), ()))
     assert case.inputs_lost(0) == lost and case.harmed(0) is harmed
     assert not case.harmed(KEEP)

@@ -105,8 +105,8 @@ class Case:
         return int((outcomes == BASE).sum() - (outcomes == CANDIDATE).sum())
 
     def harmed(self, candidate: int) -> bool:
-        """Whether it loses more than a point, and more than one input."""
-        return self.inputs_lost(candidate) > max(0.01 * self.n, 1)
+        """Whether it loses more than a point."""
+        return 100 * self.inputs_lost(candidate) > self.n
 
 
 @dataclass(frozen=True)
