@@ -97,6 +97,17 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
     assert method_caveats(config | {"method": "bbse"}) == []
 
 
+def test_what_autos_clients_send_is_said_where_it_is_much(monkeypatch):
+    """resnet50 has 53 layers with batch statistics, of 64 to 2048 channels: their d² add up to
+    28 209 152. With 10² and 4², of 8 bytes each, these are 226 MB."""
+    large, small = "torchvision.models:resnet50", "torchvision.models:resnet18"
+    monkeypatch.setenv("FEDAPPS_ALLOW", f"{large},{small}")
+    config = defaults() | {"method": "auto", "num-clients": 50, "dataset": "cifar10"}
+    (note,) = method_caveats(config | {"model": large})
+    assert note.startswith("after the last round each training client sends 226 MB twice")
+    assert method_caveats(config | {"model": small}) == []
+
+
 def test_where_nobody_can_play_newcomers_auto_holds_out_nothing():
     """20 clients of the digits would hold out 15 samples each; five hold out 59. One seed in which
     somebody can play is enough. With nothing to hold out clients play with what they train on."""
