@@ -35,6 +35,7 @@ from fedapps.common.settings import keyword_arguments, taken
 from fedapps.methods import METHODS, Method, chosen_from, corrections
 from fedapps.saved import trained_rounds
 from fedapps.settings.config import Config, accepted, construct, settings
+from fedapps.settings.saved_configurations import unchecked_configuration
 from partitions.datasets.loading import Info
 from partitions.federations import DEFAULT_PUBLIC
 from partitions.shares import Share
@@ -372,6 +373,30 @@ def method_caveats(config: Config) -> list[str]:
     model, _ = method_model(method, config, partitions.task(config))
     arguments = {name: values[name] for name in taken(client.caveats) if name in values}
     return client.caveats(model, **arguments)
+
+
+def held_out_note(config: Config) -> str:
+    """That the saved network, from which the run starts, was trained on samples that the run's
+    method holds out; "" if it was not."""
+    method = str(config["method"])
+    held_out = settings(config, method).get("held_out", 0.0)
+    if not held_out:
+        return ""
+    folder = str(config["from-dir"])
+    shares = set()  # of the runs that have trained the network, the last one first
+    while folder and (Path(folder) / "config.toml").is_file():
+        former = unchecked_configuration(Path(folder))
+        if former["rounds"]:
+            shares.add(float(former.get(f"{former['method']}.held-out", 0.0)))
+        folder = str(former["from-dir"])
+    others = shares - {held_out}
+    if not others:
+        return ""
+    return (
+        f"the saved network was trained with held-out={min(others):g}, so on samples that are held "
+        f"out now, and looks better on them than on new ones; start from a run of bbse or auto "
+        f"with held-out={held_out:g}"
+    )
 
 
 def shared_arrays(config: Config, method: str, model: str) -> Arrays:

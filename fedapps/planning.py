@@ -545,13 +545,18 @@ def size_lines(work: "list[Job]") -> list[str]:
 
 
 def caveat_lines(work: "list[Job]") -> list[str]:
-    """What the methods say before they begin: of auto the candidates that its network lacks."""
-    from fedapps.building import method_caveats
+    """What the methods say before they begin: of auto the candidates that its network lacks, and
+    whether a saved network was trained on samples that a method holds out."""
+    from fedapps.building import held_out_note, method_caveats
 
     by_method = {job.method: job for job in work if not job.done}  # one job of each
     methods_of: dict[str, list[str]] = {}  # by the note
     for method, job in by_method.items():
-        for note in method_caveats(job.config):
+        notes = method_caveats(job.config)
+        held_out = held_out_note(job.config)
+        if held_out:
+            notes.append(held_out)
+        for note in notes:
             methods_of.setdefault(note, []).append(method)
     return [f"{', '.join(methods)}: {note}" for note, methods in methods_of.items()]
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from clients.core.arrays import Arrays, group, prefixed
+from clients.core.arrays import Arrays, group, prefixed, to_numpy
 from clients.core.client import Client, Config, Metrics
 from clients.core.decision.changes import (
     COLUMN_CHANGES,
@@ -104,6 +104,9 @@ NONE = "none"
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 KEPT = "Kept the global model"
 NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
+# Products Σ d_l² of inner values, which each training client sends twice, in float64.
+MANY_PRODUCTS = 2**23
+MOST_PRODUCTS = 2**27
 CANDIDATES = setting(
     "bbse,bn16",
     "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64; tent, t3a, shot, memo, "
@@ -158,20 +161,19 @@ class AutoClient(HoldingOut):
         self.names = candidates_of(self.candidates, self.has_statistics)
         # φ are the inputs of these layers, the softmax and the last.
         self.layers: list[nn.Module] = [self.head]
-        widths = [self.head.in_features]
         if sizes:
             self.layers = [self.model.get_submodule(name) for name in sizes]
-            widths = [*sizes.values()]
-        self.blocks = Blocks((*widths, self.head.out_features, NUM_LAST))
+        self.blocks = blocks_of(self.initial, self.head)
         self.source: Arrays = {}
         self.rule: Arrays = {}
         self._correction: Tensor | Changes | Client | None = None
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
-        """The network. Raises ValueError if it allows none of the candidates, and if others than
-        all changes are named and none is one of such inputs."""
+        """The network. Raises ValueError if it allows none of the candidates, if its layers are too
+        wide, and if others than all changes are named and none is one of such inputs."""
         candidates_of(candidates, bool(batch_norms(model)))
+        check_width(model)
         tokens = info.inputs is not None and info.inputs.kind == TOKENS
         named = named_changes(changes, 1 + len(info.shape), whole=tokens)
         if not named and changes != EVERY:
@@ -211,6 +213,13 @@ class AutoClient(HoldingOut):
             lines.append(
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
+            )
+        products = blocks_of(buffers(network), head_of(network)).entries
+        if plays and products > MANY_PRODUCTS:
+            lines.append(
+                f"after the last round each training client sends {megabytes(products)} twice, the "
+                "products of the network's inner values, and the server holds those of all clients "
+                "at once"
             )
         return lines
 
@@ -709,6 +718,38 @@ class AutoClient(HoldingOut):
         for newcomer in newcomers(x, y, classes, self.plays, changes, seed):
             case, _ = self.case(newcomer.x, newcomer.y)
             yield replace(case, unchanged=newcomer.unchanged)
+
+
+def blocks_of(arrays: Arrays, head: nn.Linear) -> Blocks:
+    """The blocks of φ: the inputs of the layers with running statistics among the network's arrays,
+    or those of its head; the softmax; the last."""
+    widths = [*sizes_with_statistics(arrays).values()] or [head.in_features]
+    return Blocks((*widths, head.out_features, NUM_LAST))
+
+
+def buffers(network: nn.Module) -> Arrays:
+    """The network's buffers, by the names of its arrays."""
+    return to_numpy(dict(network.named_buffers(remove_duplicate=False)))
+
+
+def check_width(network: nn.Module) -> None:
+    """Raise ValueError if the products of its inner values are too many for a message."""
+    blocks = blocks_of(buffers(network), head_of(network))
+    if blocks.entries <= MOST_PRODUCTS:
+        return
+    other = ""
+    if not batch_norms(network):
+        other = ", or one with batch normalisation, of which it reads the channels alone"
+    raise ValueError(
+        f"auto sends the products of the inputs of layers that it reads, and one has "
+        f"{max(blocks.sizes)} inputs: {megabytes(blocks.entries)} a client, over "
+        f"{megabytes(MOST_PRODUCTS)}; take a network with narrower layers{other}"
+    )
+
+
+def megabytes(numbers: int) -> str:
+    """The size of so many float64."""
+    return f"{numbers * 8 / 1e6:.0f} MB"
 
 
 def finite_or(logits: Tensor, base: Tensor) -> Tensor:

@@ -124,7 +124,8 @@ class Auto(FedAvg):
         if HEAD_WEIGHT not in arrays:
             raise ValueError(
                 f"auto counts the classes by {HEAD_WEIGHT!r}, which the clients do not send; leave "
-                "the head's weights unfrozen, and use `fedapps.client_app('auto')`"
+                "the head's weights unfrozen and without a parametrization such as weight_norm, "
+                "and use `fedapps.client_app('auto')`"
             )
         return arrays
 

@@ -1,5 +1,7 @@
 """Clients of one process: what is kept between their messages, and what is not."""
 
+import json
+
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -7,7 +9,13 @@ from flwr.clientapp import ClientApp
 from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
-from fedapps.building import client_settings, method_caveats, replaced_settings, size_note
+from fedapps.building import (
+    client_settings,
+    held_out_note,
+    method_caveats,
+    replaced_settings,
+    size_note,
+)
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.context import SIMULATED, SIMULATION
@@ -95,6 +103,44 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
     )
     assert method_caveats(config | {"auto.plays": 0}) == [nobody, lacking]
     assert method_caveats(config | {"method": "bbse"}) == []
+
+
+def test_what_autos_clients_send_is_said_where_it_is_much(monkeypatch):
+    """resnet50 has 53 layers with batch statistics, of 64 to 2048 channels: their d² add up to
+    28 209 152. With 10² and 4², of 8 bytes each, these are 226 MB."""
+    large, small = "torchvision.models:resnet50", "torchvision.models:resnet18"
+    monkeypatch.setenv("FEDAPPS_ALLOW", f"{large},{small}")
+    config = defaults() | {"method": "auto", "num-clients": 50, "dataset": "cifar10"}
+    (note,) = method_caveats(config | {"model": large})
+    assert note.startswith("after the last round each training client sends 226 MB twice")
+    assert method_caveats(config | {"model": small}) == []
+
+
+def test_a_saved_network_that_was_trained_on_held_out_samples_is_said(tmp_path):
+    """FedAvg trains on all samples, also where a run without rounds lies between."""
+
+    def saved(name, method, **changes):
+        values = {"method": method, "from-dir": "", "rounds": 3} | changes
+        lines = [f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in values.items()]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("".join(lines))
+        return str(tmp_path / name)
+
+    def note(folder, method="auto", **changes):
+        return held_out_note(defaults() | {"method": method, "from-dir": folder} | changes)
+
+    everything = saved("everything", "fedavg")
+    unseen = saved("unseen", "bbse", **{"bbse.held-out": 0.2})
+    words = (
+        "the saved network was trained with held-out=0, so on samples that are held out now, and "
+        "looks better on them than on new ones; start from a run of bbse or auto with held-out=0.2"
+    )
+    assert note(everything) == note(everything, "bbse") == words
+    assert note(unseen) == note(everything, "tent") == note("") == ""
+    assert note(everything, **{"auto.held-out": 0.0}) == ""
+    assert "with held-out=0.2, so" in note(unseen, **{"auto.held-out": 0.5})
+    between = {"from-dir": everything, "rounds": 0, "auto.held-out": 0.2}
+    assert note(saved("scored", "auto", **between)) == words
 
 
 def test_where_nobody_can_play_newcomers_auto_holds_out_nothing():

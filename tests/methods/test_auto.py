@@ -14,6 +14,7 @@ from torch import nn
 
 import partitions
 from clients.core.client import Client
+from clients.core.decision.changes import EVERY
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
@@ -367,9 +368,32 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
 )
 def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
     network = nn.Sequential(nn.Conv2d(1, 4, 3), norm)
+    network.head = nn.Linear(4, 3)
     settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5}
     expected = f"candidates none, bbse; bn16 needs batch {words}"
     assert AutoClient.caveats(network, **settings) == [expected]
+
+
+def test_layers_too_wide_for_a_message_are_refused():
+    """2²⁷ numbers are allowed: 11585² + 3² + 4², and not 11586². With batch normalisation the
+    channels count, whatever the width of the head."""
+    info = partitions.task(SMALL)
+    candidates = {"candidates": "bbse", "changes": EVERY}
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 11585), nn.ReLU())
+    flat.head = nn.Linear(11585, 3)
+    assert AutoClient.build(flat, info, **candidates) is flat
+    flat.head = nn.Linear(11586, 3)
+    words = (
+        "one has 11586 inputs: 1074 MB a client, over 1074 MB; take a network with narrower "
+        "layers, or one with batch normalisation, of which it reads the channels alone"
+    )
+    with pytest.raises(ValueError, match=words):
+        AutoClient.build(flat, info, **candidates)
+    flat.norm = nn.BatchNorm1d(20)
+    assert AutoClient.build(flat, info, **candidates) is flat
+    flat.norm = nn.BatchNorm1d(11586)
+    with pytest.raises(ValueError, match=r"take a network with narrower layers$"):
+        AutoClient.build(flat, info, **candidates)
 
 
 def test_a_network_without_statistics_has_bbse_alone():
