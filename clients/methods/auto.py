@@ -62,6 +62,7 @@ from clients.core.decision.evidence import (
     statistics_descriptor,
 )
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
+from clients.core.decision.inputs import NUM_OF_INPUT, look
 from clients.core.decision.moments import Blocks, class_sums, residual
 from clients.core.decision.played import FEWEST, SIZES, newcomers
 from clients.core.decision.tallies import (
@@ -159,11 +160,12 @@ class AutoClient(HoldingOut):
         sizes = sizes_with_statistics(self.initial)
         self.has_statistics = bool(sizes)
         self.names = candidates_of(self.candidates, self.has_statistics)
-        # φ are the inputs of these layers, the softmax and the last.
+        # φ are the inputs of these layers, the softmax and the last; without running statistics
+        # first what the client's inputs look like.
         self.layers: list[nn.Module] = [self.head]
         if sizes:
             self.layers = [self.model.get_submodule(name) for name in sizes]
-        self.blocks = blocks_of(self.initial, self.head)
+        self.blocks = blocks_of(self.initial, self.head.weight.shape)
         self.source: Arrays = {}
         self.rule: Arrays = {}
         self._correction: Tensor | Changes | Client | None = None
@@ -214,7 +216,7 @@ class AutoClient(HoldingOut):
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
             )
-        products = blocks_of(buffers(network), head_of(network)).entries
+        products = blocks_of(buffers(network), head_of(network).weight.shape).entries
         if plays and products > MANY_PRODUCTS:
             lines.append(
                 f"after the last round each training client sends {megabytes(products)} twice, the "
@@ -510,6 +512,13 @@ class AutoClient(HoldingOut):
     def statistics(self) -> Statistics:
         """The server's statistics in float64."""
         given = {name: np.asarray(array, float) for name, array in self.source.items()}
+        width = given["means"].shape[1]
+        if width != self.blocks.width:
+            raise ValueError(
+                f"the run's rule is of {width} inner values, and auto reads {self.blocks.width} of "
+                "this network: another release has made it; make the rule anew with "
+                "`fedapps run --from RUN --methods auto`"
+            )
         return Statistics(
             self.blocks,
             given["means"],
@@ -605,6 +614,8 @@ class AutoClient(HoldingOut):
             top = p.topk(2, 1).values
             log_p = z.log_softmax(1)
             last = [-(p * log_p).sum(1), top[:, 0] - top[:, 1], z.logsumexp(1), z.amax(1)]
+            if not self.has_statistics:
+                inputs = [look(part), *inputs]
             values.append(torch.cat([*inputs, p, torch.stack(last, 1)], 1))
             outputs.append(z)
         return torch.cat(values).double().cpu().numpy(), torch.cat(outputs)
@@ -614,7 +625,7 @@ class AutoClient(HoldingOut):
         """Within the context a forward pass of n inputs fills the list: channel means (n, d_l) of
         what enters each layer with running statistics; without such layers, what enters the head.
         Layers that see no batch of n inputs leave zeros."""
-        sizes = self.blocks.sizes[: len(self.layers)]
+        sizes = self.blocks.sizes[-2 - len(self.layers) : -2]
         means = [torch.zeros(n, size, device=self.device) for size in sizes]
 
         def keep(place: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -720,11 +731,13 @@ class AutoClient(HoldingOut):
             yield replace(case, unchanged=newcomer.unchanged)
 
 
-def blocks_of(arrays: Arrays, head: nn.Linear) -> Blocks:
-    """The blocks of φ: the inputs of the layers with running statistics among the network's arrays,
-    or those of its head; the softmax; the last."""
-    widths = [*sizes_with_statistics(arrays).values()] or [head.in_features]
-    return Blocks((*widths, head.out_features, NUM_LAST))
+def blocks_of(arrays: Arrays, head_size: tuple[int, ...]) -> Blocks:
+    """The blocks of φ: the inputs of the layers with running statistics among the network's arrays;
+    without such layers, what an input looks like, and the inputs of the head with weights of
+    `head_size` (C, d); then the softmax and the last."""
+    classes, head_width = head_size
+    widths = [*sizes_with_statistics(arrays).values()] or [NUM_OF_INPUT, head_width]
+    return Blocks((*widths, classes, NUM_LAST))
 
 
 def buffers(network: nn.Module) -> Arrays:
@@ -734,7 +747,7 @@ def buffers(network: nn.Module) -> Arrays:
 
 def check_width(network: nn.Module) -> None:
     """Raise ValueError if the products of its inner values are too many for a message."""
-    blocks = blocks_of(buffers(network), head_of(network))
+    blocks = blocks_of(buffers(network), head_of(network).weight.shape)
     if blocks.entries <= MOST_PRODUCTS:
         return
     other = ""

@@ -34,7 +34,6 @@ from clients.core.decision.choice import (
     num_features,
 )
 from clients.core.decision.moments import (
-    Blocks,
     between_clients,
     class_means,
     semidefinite,
@@ -46,11 +45,11 @@ from clients.core.normalisation import sizes_with_statistics
 from clients.methods.auto import (
     CANDIDATES,
     COEFFICIENTS,
-    NUM_LAST,
     PLAYS,
     RULE,
     SOURCE,
     AutoClient,
+    blocks_of,
 )
 from fedapps.common.settings import setting
 from strategies.core.count_limits import (
@@ -218,10 +217,9 @@ class _Exchanges:
         self.strategy = strategy
         self.arrays = arrays
         self.training = list(training)
-        self.classes, width = arrays[HEAD_WEIGHT].shape
-        layers = [*sizes_with_statistics(arrays).values()]
-        self.has_statistics = bool(layers)
-        self.blocks = Blocks((*(layers or [width]), self.classes, NUM_LAST))
+        self.classes = len(arrays[HEAD_WEIGHT])
+        self.has_statistics = bool(sizes_with_statistics(arrays))
+        self.blocks = blocks_of(arrays, arrays[HEAD_WEIGHT].shape)
         self.candidates = candidates_of(strategy.candidates, self.has_statistics)
         self.features = num_features(self.has_statistics, self.candidates)
         self.num_folds = min(FOLDS, len(self.training))

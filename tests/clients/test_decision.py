@@ -32,6 +32,7 @@ from clients.core.decision.fit import (
     nearest_mixture,
     shared_fit,
 )
+from clients.core.decision.inputs import look
 from clients.core.decision.logistic import gradient_and_hessian, probabilities
 from clients.core.decision.moments import (
     Blocks,
@@ -550,3 +551,23 @@ def test_sums_of_clients_are_those_of_all_newcomers():
         for name, total in pooled.items():
             np.testing.assert_allclose(first[name] + second[name], total, err_msg=name)
             assert of([])[name].shape == total.shape and not of([])[name].any()
+
+
+def test_the_look_of_an_input_by_hand():
+    """Rows (1, 3) and (−5, 1): mean 0, squares 1 + 9 + 25 + 1 = 36, so the deviation is 3; steps of
+    2 and 6. What is not finite counts as 0. One column has no neighbours and no deviation."""
+    x = torch.tensor([[[1.0, 3.0], [-5.0, 1.0]], [[0.0, 0.0], [4.0, float("nan")]]])
+    assert look(x).tolist() == [[0, 3, 5, 4], [1, pytest.approx(3**0.5), 4, 2]]
+    assert look(torch.tensor([[7.0]])).tolist() == [[7, 0, 7, 0]]
+    tokens = torch.tensor([[2, 4]])
+    assert look(tokens).tolist() == [[3, 1, 4, 2]]
+
+
+@pytest.mark.parametrize("change", ["brightness", "contrast", "gaussian", "blur", "inversion"])
+def test_the_look_moves_with_changes_of_images(change):
+    """By more than a deviation over the images."""
+    x = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)).square()
+    (named,) = named_changes(change, 4)
+    changed = look(Changer(x)(named, x.clone(), np.random.default_rng(0)))
+    moved = (changed.mean(0) - look(x).mean(0)).abs() / look(x).std(0)
+    assert moved.max() > 1

@@ -16,6 +16,7 @@ import partitions
 from clients.core.client import Client
 from clients.core.decision.changes import EVERY
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
+from clients.core.decision.inputs import look
 from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
@@ -238,7 +239,8 @@ def test_large_inputs_in_several_passes_give_the_same():
 
 @pytest.mark.parametrize("name", ["convnet-bn", "convnet", "mlp"])
 def test_inner_values_are_channel_means_the_softmax_and_the_last(name):
-    """Of a network with batch normalisation the inputs of its layers; else of the head."""
+    """Of a network with batch normalisation the inputs of its layers; else what the client's inputs
+    look like, and the inputs of the head."""
     client = training_client(name)
     phi, z = client.inner_values(X)
     blocks = client.blocks.split(phi)
@@ -254,8 +256,21 @@ def test_inner_values_are_channel_means_the_softmax_and_the_last(name):
             first = client.model.conv1(X).mean((2, 3))
         else:
             first = client.model.features(X)
-    np.testing.assert_allclose(blocks[0], first.numpy(), atol=1e-5)
-    assert len(blocks) == (4 if name == "convnet-bn" else 3)
+    place = 0
+    if name != "convnet-bn":
+        place = 1
+        np.testing.assert_array_equal(blocks[0], look(X).numpy())
+    np.testing.assert_allclose(blocks[place], first.numpy(), atol=1e-5)
+    assert len(blocks) == 4
+
+
+def test_a_rule_of_other_inner_values_is_refused():
+    """That of an earlier release, whose plain networks had three blocks."""
+    client = training_client("convnet")
+    source = source_of(client)
+    source["means"] = source["means"][:, 4:]
+    with pytest.raises(ValueError, match=r"519 inner values, .* reads 523.*make the rule anew"):
+        served(client, source, rule_that_chooses(client, -1))[0].predict(X)
 
 
 def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers(monkeypatch):
@@ -343,11 +358,11 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
     layers = [nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
     model = headed(nn.Sequential(*layers), "auto", (1, 8, 8), 3)
     client = AutoClient(model, share(X, Y), held_out=0.75)
-    assert client.names == ("bbse",) and client.blocks.sizes == (256, 3, 4)
+    assert client.names == ("bbse",) and client.blocks.sizes == (4, 256, 3, 4)
     source = source_of(client)
     client.receive(client.initial | {f"source/{name}": a for name, a in source.items()}, {})
     case, views = client.case(X)
-    assert [*views] == ["", "bbse", "em"] and case.misfits.shape == (3,)
+    assert [*views] == ["", "bbse", "em"] and case.misfits.shape == (4,)
     assert np.isfinite(case.misfits).all() and np.isfinite(case.descriptors).all()
 
 
@@ -824,7 +839,7 @@ def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_i
     """Nodes answer all exchanges, and the evaluated nodes say what they chose."""
     result, strategy = own_app()
     assert sorted(node.novel for node in strategy.nodes) == [False] * 4 + [True]
-    assert strategy.rule["guard"].shape == (2,) and strategy.source["means"].shape == (3, 10)
+    assert strategy.rule["guard"].shape == (2,) and strategy.source["means"].shape == (3, 14)
     scores = dict(result.evaluate_metrics_clientapp[1])
     for role in ("train", "novel"):
         assert scores[f"{role}-chosen-none"] + scores[f"{role}-chosen-bbse"] == 1
