@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from clients.core.arrays import Arrays, group, prefixed, to_numpy
+from clients.core.arrays import Arrays, group, prefixed
 from clients.core.client import Client, Config, Metrics
 from clients.core.decision.changes import (
     COLUMN_CHANGES,
@@ -62,8 +62,15 @@ from clients.core.decision.evidence import (
     statistics_descriptor,
 )
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
-from clients.core.decision.inputs import NUM_OF_INPUT, look
-from clients.core.decision.moments import Blocks, class_sums, residual
+from clients.core.decision.inner_values import (
+    blocks_of,
+    check_width,
+    inputs_of,
+    look,
+    note_on_size,
+    of_logits,
+)
+from clients.core.decision.moments import class_sums, residual
 from clients.core.decision.played import FEWEST, SIZES, newcomers
 from clients.core.decision.tallies import (
     calibration_sums,
@@ -104,10 +111,6 @@ EM_STEPS = 20
 NONE = "none"
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 KEPT = "Kept the global model"
-NUM_LAST = 4  # values of the last block: H(p), p₁ − p₂, logsumexp z, max z
-# Products Σ d_l² of inner values, which each training client sends twice, in float64.
-MANY_PRODUCTS = 2**23
-MOST_PRODUCTS = 2**27
 CANDIDATES = setting(
     "bbse,bn16",
     "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64; tent, t3a, shot, memo, "
@@ -160,8 +163,7 @@ class AutoClient(HoldingOut):
         sizes = sizes_with_statistics(self.initial)
         self.has_statistics = bool(sizes)
         self.names = candidates_of(self.candidates, self.has_statistics)
-        # φ are the inputs of these layers, the softmax and the last; without running statistics
-        # first what the client's inputs look like.
+        # What enters these layers has a block of φ each.
         self.layers: list[nn.Module] = [self.head]
         if sizes:
             self.layers = [self.model.get_submodule(name) for name in sizes]
@@ -175,7 +177,7 @@ class AutoClient(HoldingOut):
         """The network. Raises ValueError if it allows none of the candidates, if its layers are too
         wide, and if others than all changes are named and none is one of such inputs."""
         candidates_of(candidates, bool(batch_norms(model)))
-        check_width(model)
+        check_width(model, head_of(model))
         tokens = info.inputs is not None and info.inputs.kind == TOKENS
         named = named_changes(changes, 1 + len(info.shape), whole=tokens)
         if not named and changes != EVERY:
@@ -216,13 +218,9 @@ class AutoClient(HoldingOut):
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
             )
-        products = blocks_of(buffers(network), head_of(network).weight.shape).entries
-        if plays and products > MANY_PRODUCTS:
-            lines.append(
-                f"after the last round each training client sends {megabytes(products)} twice, the "
-                "products of the network's inner values, and the server holds those of all clients "
-                "at once"
-            )
+        note = note_on_size(network, head_of(network))
+        if plays and note:
+            lines.append(note)
         return lines
 
     @classmethod
@@ -605,42 +603,17 @@ class AutoClient(HoldingOut):
         if not len(x):  # a network from outside may not take an empty batch
             return np.zeros((0, self.blocks.width)), x.new_zeros(0, self.head.out_features)
         self.model.eval()
+        sizes = self.blocks.sizes[-2 - len(self.layers) : -2]  # two blocks of the logits follow
         values = []
         outputs = []
         for part in self.parts(x):
-            with torch.no_grad(), self.inputs_of_layers(len(part)) as inputs:
+            with torch.no_grad(), inputs_of(self.layers, sizes, part) as means:
                 z = self.model(part)
-            p = z.softmax(1)
-            top = p.topk(2, 1).values
-            log_p = z.log_softmax(1)
-            last = [-(p * log_p).sum(1), top[:, 0] - top[:, 1], z.logsumexp(1), z.amax(1)]
             if not self.has_statistics:
-                inputs = [look(part), *inputs]
-            values.append(torch.cat([*inputs, p, torch.stack(last, 1)], 1))
+                means = [look(part), *means]
+            values.append(torch.cat([*means, *of_logits(z)], 1))
             outputs.append(z)
         return torch.cat(values).double().cpu().numpy(), torch.cat(outputs)
-
-    @contextmanager
-    def inputs_of_layers(self, n: int) -> Iterator[list[Tensor]]:
-        """Within the context a forward pass of n inputs fills the list: channel means (n, d_l) of
-        what enters each layer with running statistics; without such layers, what enters the head.
-        Layers that see no batch of n inputs leave zeros."""
-        sizes = self.blocks.sizes[-2 - len(self.layers) : -2]
-        means = [torch.zeros(n, size, device=self.device) for size in sizes]
-
-        def keep(place: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
-            values = inputs[0].detach()
-            if len(values) == n:
-                means[place] = values.flatten(2).mean(2) if values.ndim > 2 else values
-
-        handles = []
-        for place, layer in enumerate(self.layers):
-            handles.append(layer.register_forward_pre_hook(partial(keep, place)))
-        try:
-            yield means
-        finally:
-            for handle in handles:
-                handle.remove()
 
     # What a training client answers: sums over held-out samples and played newcomers
 
@@ -729,40 +702,6 @@ class AutoClient(HoldingOut):
         for newcomer in newcomers(x, y, classes, self.plays, changes, seed):
             case, _ = self.case(newcomer.x, newcomer.y)
             yield replace(case, unchanged=newcomer.unchanged)
-
-
-def blocks_of(arrays: Arrays, head_size: tuple[int, ...]) -> Blocks:
-    """The blocks of φ: the inputs of the layers with running statistics among the network's arrays;
-    without such layers, what an input looks like, and the inputs of the head with weights of
-    `head_size` (C, d); then the softmax and the last."""
-    classes, head_width = head_size
-    widths = [*sizes_with_statistics(arrays).values()] or [NUM_OF_INPUT, head_width]
-    return Blocks((*widths, classes, NUM_LAST))
-
-
-def buffers(network: nn.Module) -> Arrays:
-    """The network's buffers, by the names of its arrays."""
-    return to_numpy(dict(network.named_buffers(remove_duplicate=False)))
-
-
-def check_width(network: nn.Module) -> None:
-    """Raise ValueError if the products of its inner values are too many for a message."""
-    blocks = blocks_of(buffers(network), head_of(network).weight.shape)
-    if blocks.entries <= MOST_PRODUCTS:
-        return
-    other = ""
-    if not batch_norms(network):
-        other = ", or one with batch normalisation, of which it reads the channels alone"
-    raise ValueError(
-        f"auto sends the products of the inputs of layers that it reads, and one has "
-        f"{max(blocks.sizes)} inputs: {megabytes(blocks.entries)} a client, over "
-        f"{megabytes(MOST_PRODUCTS)}; take a network with narrower layers{other}"
-    )
-
-
-def megabytes(numbers: int) -> str:
-    """The size of so many float64."""
-    return f"{numbers * 8 / 1e6:.0f} MB"
 
 
 def finite_or(logits: Tensor, base: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from clients.core.decision.choice import (
     candidates_of,
     num_features,
 )
+from clients.core.decision.inner_values import blocks_of
 from clients.core.decision.moments import (
     between_clients,
     class_means,
@@ -49,7 +50,6 @@ from clients.methods.auto import (
     RULE,
     SOURCE,
     AutoClient,
-    blocks_of,
 )
 from fedapps.common.settings import setting
 from strategies.core.count_limits import (

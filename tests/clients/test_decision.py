@@ -32,7 +32,7 @@ from clients.core.decision.fit import (
     nearest_mixture,
     shared_fit,
 )
-from clients.core.decision.inputs import look
+from clients.core.decision.inner_values import look
 from clients.core.decision.logistic import gradient_and_hessian, probabilities
 from clients.core.decision.moments import (
     Blocks,

@@ -16,7 +16,7 @@ import partitions
 from clients.core.client import Client
 from clients.core.decision.changes import EVERY
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
-from clients.core.decision.inputs import look
+from clients.core.decision.inner_values import look
 from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel

@@ -1,0 +1,124 @@
+"""The inner values φ(x) of a network that the rule reads, and how many there are.
+
+Block by block, φ holds channel means of what enters each layer with running statistics, then the
+softmax p, then (H(p), p₁ − p₂, logsumexp z, max z) of the logits z. A network without such layers
+has two blocks in place of theirs: what the input looks like, and what enters the head."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from clients.core.arrays import Arrays, to_numpy
+from clients.core.decision.moments import Blocks
+from clients.core.normalisation import sizes_with_statistics
+
+NUM_OF_INPUT = 4  # values of an input's look
+NUM_LAST = 4  # values of the last block
+# Products Σ d_l² of inner values, which each training client sends twice, in float64.
+MANY_PRODUCTS = 2**23
+MOST_PRODUCTS = 2**27
+
+
+def blocks_of(arrays: Arrays, head_size: tuple[int, ...]) -> Blocks:
+    """The blocks of φ of a network with these arrays, and a head with weights of `head_size`
+    (C, d)."""
+    classes, head_width = head_size
+    widths = [*sizes_with_statistics(arrays).values()] or [NUM_OF_INPUT, head_width]
+    return Blocks((*widths, classes, NUM_LAST))
+
+
+def look(x: Tensor) -> Tensor:
+    """Of each input of x (n, *shape): the mean, the standard deviation and the largest absolute
+    value of its entries, and the mean absolute difference of neighbours in its last dimension,
+    (n, 4). Entries that are not finite count as 0.
+
+    What enters a head hardly changes with brightness, contrast or noise."""
+    x = torch.nan_to_num(x.double(), nan=0.0, posinf=0.0, neginf=0.0)
+    entries = x.flatten(1)
+    steps = entries.new_zeros(len(x), 1)  # an input with one column has no neighbours
+    if x.shape[-1] > 1:
+        steps = x.diff(dim=-1).abs().flatten(1)
+    numbers = [
+        entries.mean(1),
+        entries.std(1, correction=0),
+        entries.abs().amax(1),
+        steps.mean(1),
+    ]
+    return torch.stack(numbers, 1)
+
+
+def of_logits(z: Tensor) -> list[Tensor]:
+    """The last two blocks, (n, C) and (n, 4), of logits z (n, C)."""
+    p = z.softmax(1)
+    top = p.topk(2, 1).values
+    log_p = z.log_softmax(1)
+    last = [-(p * log_p).sum(1), top[:, 0] - top[:, 1], z.logsumexp(1), z.amax(1)]
+    return [p, torch.stack(last, 1)]
+
+
+@contextmanager
+def inputs_of(
+    layers: Sequence[nn.Module], sizes: Sequence[int], x: Tensor
+) -> Iterator[list[Tensor]]:
+    """Within the context a forward pass of inputs x (n, *shape) fills the list: channel means
+    (n, d_l) of what enters each layer, with d_l in `sizes`. A layer that sees no batch of n leaves
+    zeros."""
+    n = len(x)
+    means = [torch.zeros(n, size, device=x.device) for size in sizes]
+
+    def keep(place: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        values = inputs[0].detach()
+        if len(values) == n:
+            means[place] = values.flatten(2).mean(2) if values.ndim > 2 else values
+
+    handles = []
+    for place, layer in enumerate(layers):
+        handles.append(layer.register_forward_pre_hook(partial(keep, place)))
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# The sizes of a client's messages
+
+
+def check_width(network: nn.Module, head: nn.Linear) -> None:
+    """Raise ValueError if the products of its inner values are too many for a message."""
+    arrays = _buffers(network)
+    blocks = blocks_of(arrays, head.weight.shape)
+    if blocks.entries <= MOST_PRODUCTS:
+        return
+    other = ""
+    if not sizes_with_statistics(arrays):
+        other = ", or one with batch normalisation, of which it reads the channels alone"
+    raise ValueError(
+        f"auto sends the products of the inputs of layers that it reads, and one has "
+        f"{max(blocks.sizes)} inputs: {_megabytes(blocks.entries)} a client, over "
+        f"{_megabytes(MOST_PRODUCTS)}; take a network with narrower layers{other}"
+    )
+
+
+def note_on_size(network: nn.Module, head: nn.Linear) -> str:
+    """What a client's messages hold, where that is much; else ""."""
+    products = blocks_of(_buffers(network), head.weight.shape).entries
+    if products <= MANY_PRODUCTS:
+        return ""
+    return (
+        f"after the last round each training client sends {_megabytes(products)} twice, the "
+        "products of the network's inner values, and the server holds those of all clients at once"
+    )
+
+
+def _buffers(network: nn.Module) -> Arrays:
+    """The network's buffers, by the names of its arrays."""
+    return to_numpy(dict(network.named_buffers(remove_duplicate=False)))
+
+
+def _megabytes(numbers: int) -> str:
+    """The size of so many float64."""
+    return f"{numbers * 8 / 1e6:.0f} MB"
