@@ -58,6 +58,7 @@ from clients.core.protocol import (
     SERVER_ROUND,
     lr_factor,
 )
+from clients.core.saved_states import TAKE_THE_SAME
 from clients.core.sgd import Optimizer
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, setting
@@ -83,7 +84,6 @@ from strategies.core.replies import LACKS, NOT_FINITE, Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round_state import PersonalizationCost, Request, Round, Sent, Stop
 from strategies.core.run_state import (
-    TAKE_THE_SAME,
     check_names,
     client_states,
     copy_containers,

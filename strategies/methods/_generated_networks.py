@@ -24,6 +24,7 @@ from clients.core.arrays import (
     to_tensors,
     wide,
 )
+from clients.core.saved_states import TAKE_THE_SAME
 from clients.core.sgd import SGD, Adam, Optimizer
 from clients.models.roles import Roles, roles_of
 from fedapps.common.resources import memory_left
@@ -31,7 +32,7 @@ from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import MOMENTUM, NONNEGATIVE, RATE, WIDTH, Configured, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Update
-from strategies.core.run_state import TAKE_THE_SAME, check_names
+from strategies.core.run_state import check_names
 from strategies.maths.hypernetwork import Hypernetwork
 
 WEIGHTS = "[0, 1000000000]"
