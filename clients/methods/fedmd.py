@@ -90,7 +90,8 @@ class FedMDClient(Client):
         """(m, C): the number of public samples, and of logits for each of them."""
         batch_statistics(self.model, False)
         with torch.no_grad():
-            logits = self.model(self.public[:1].to(self.device))
+            # A single input has no batch statistics.
+            logits = self.model(self.public[:2].to(self.device))
         return len(self.public), logits.shape[1]
 
     def check_saved(self, arrays: Arrays, state: Arrays) -> None:

@@ -5,9 +5,9 @@ sub-population heads, the global head and the type head around any such encoder.
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
+from clients.core.functional import functional_call
 from clients.models.head import HeadedNetwork, take_head
 from clients.models.networks import convolved, image_shape
 
