@@ -400,6 +400,12 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
 
         Called before a simulation begins."""
 
+    def check_rounds(self, count: int, *, continues: bool) -> None:
+        """Raise ValueError if the method cannot do what it promises in so many rounds; `continues`
+        tells whether they go on from a saved run.
+
+        Called before a simulation begins."""
+
     def initialize(self, arrays: Arrays) -> Arrays:
         """The server's arrays at the start, made from the `arrays` of the initial model.
 

@@ -160,6 +160,7 @@ def test_the_bounds_columns_add_up(tmp_path):
         ),
         ("fedma", "the saved network has other inputs or outputs"),
         ("pfedhn", "the saved hypernetwork has other layers, or generates another network"),
+        ("odpfl-hn", "the saved hypernetwork has other layers, or generates another network"),
     ],
 )
 def test_a_run_of_other_data_or_another_network_is_refused_before_it_starts(
@@ -176,6 +177,18 @@ def test_a_run_of_other_data_or_another_network_is_refused_before_it_starts(
     assert reason in other_data and "take the data and the model of the saved run" in other_data
     other_network = fedapps(*again, "model=convnet", code=2)
     assert "take the data and the model of the saved run" in other_network
+
+
+def test_a_hypernetwork_starts_from_its_own_kind_of_descriptors(tmp_path):
+    """Of six clients three train, so pFedHN's embeddings have 1 + 3 // 4 = 1 entry."""
+    first = tmp_path / "first"
+    fedapps("run", "--methods", "pfedhn,odpfl-hn", *SMALL, "--output", first)
+    again = ["run", "--engine", "in-process", "--output", tmp_path / "later", "--methods"]
+    encoder = "the saved run has no encoder, or one of other layers"
+    for method, start in (("odpfl-hn encoder=st", "odpfl-hn"), ("odpfl-hn", "pfedhn")):
+        assert encoder in fedapps(*again, method, "--from", first / f"{start}-seed0", code=2)
+    other = fedapps(*again, "pfedhn embedding-dim=7", "--from", first / "pfedhn-seed0", code=2)
+    assert "embedding-dim is 7, and the saved embeddings have 1 entries" in other
 
 
 def test_what_clients_have_kept_must_fit_the_run(tmp_path):
