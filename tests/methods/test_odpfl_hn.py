@@ -276,6 +276,11 @@ def test_a_private_novel_client_answers_nothing_that_its_budget_does_not_cover()
         assert one.encode(gamma(one), {})[0].keys() == {DESCRIPTOR}
 
 
+def test_an_epsilon_whose_noise_is_infinite_is_refused():
+    with pytest.raises(ValueError, match="descriptor-epsilon is 1e-200, whose noise"):
+        client("ds-sphere", novel=True, descriptor_epsilon=1e-200)
+
+
 @pytest.mark.parametrize("encoder", ["ds", "dss", "st"])
 def test_an_unbounded_encoder_is_refused(encoder):
     with pytest.raises(ValueError, match="no bounded sensitivity"):
