@@ -82,6 +82,8 @@ class FedMDClient(Client):
 
     def get_properties(self, config: Config) -> Config:
         """The client's properties, and the shape of its logits on the public set."""
+        if self.public.is_floating_point() and not self.public.isfinite().all():
+            raise ValueError("public samples hold NaN or infinity; fill them in, or leave them out")
         num_samples, num_classes = self.shape_of_logits()
         properties = super().get_properties(config)
         return properties | {PUBLIC_SAMPLES: num_samples, CLASSES: num_classes}
@@ -91,7 +93,14 @@ class FedMDClient(Client):
         batch_statistics(self.model, False)
         with torch.no_grad():
             # A single input has no batch statistics.
-            logits = self.model(self.public[:2].to(self.device))
+            try:
+                logits = self.model(self.public[:2].to(self.device))
+            except Exception as error:  # whatever code from outside raises
+                raise ValueError(
+                    f"the network cannot take public samples of the shape "
+                    f"{tuple(self.public.shape[1:])}; give inputs like the client's own, which "
+                    f"have the shape {tuple(self.share.everything.x.shape[1:])}: {error}"
+                ) from error
         return len(self.public), logits.shape[1]
 
     def check_saved(self, arrays: Arrays, state: Arrays) -> None:

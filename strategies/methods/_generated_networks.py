@@ -449,7 +449,14 @@ def _joined(network: str, name: str) -> str:
 
 
 def _check_networks(networks: Mapping[str, Arrays], modules: Mapping[str, nn.Module]) -> None:
-    """Raise ValueError for a module of no network."""
+    """Raise ValueError for what is no module, and for a module of no network."""
+    given_modules = modules.values() if isinstance(modules, Mapping) else [modules]
+    for module in given_modules:
+        if not isinstance(module, nn.Module):
+            raise ValueError(
+                f"network= is {module!r:.80}, which is no torch.nn.Module; give an instance, as "
+                "network=Net()"
+            )
     unknown = sorted(modules.keys() - networks.keys())
     if unknown:
         names = ", ".join(name or "one network without a name" for name in networks)
