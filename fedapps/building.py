@@ -84,17 +84,17 @@ def check_takes(client: Client, config: Config, info: Info) -> None:
     network = build_model(
         name, info.shape, info.num_outputs, int(config["seed"]), **keyword_arguments(config, name)
     )
-    sample = client.share.everything[:1][0]
+    samples = client.share.everything[:2][0]  # one has no batch statistics
     try:
         with torch.no_grad():
-            network.eval()(sample)
+            network.eval()(samples)
     except Exception as error:  # whatever code from outside raises
         if text := of_tokens(error, network, client.share.everything):
             raise ValueError(f"model={name} cannot take an input of {info.name}: {text}") from error
         kind = "" if info.inputs is None else f" ({info.inputs.kind})"
         raise ValueError(
-            f"model={name} cannot take an input of {info.name}, {sample.dtype} "
-            f"{tuple(sample.shape[1:])}{kind}: {str(error).partition(chr(10))[0]:.200}; give a "
+            f"model={name} cannot take an input of {info.name}, {samples.dtype} "
+            f"{tuple(samples.shape[1:])}{kind}: {str(error).partition(chr(10))[0]:.200}; give a "
             "network that takes it, as model=module:NAME (tokens need an nn.Embedding), or declare "
             "the data otherwise, by inputs="
         ) from error

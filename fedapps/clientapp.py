@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import partitions
@@ -19,6 +19,7 @@ from fedapps.common.seeds import seed_of
 from fedapps.common.threads import one_thread
 from fedapps.common.torch_defaults import torch_defaults
 from fedapps.engines.hosting import HostingApp
+from fedapps.engines.in_process_grid import simulated_node
 from fedapps.methods import METHODS
 from fedapps.node.bridge import opening_error, register, reply_of
 from fedapps.node.context import identity, is_simulated, method_of
@@ -75,6 +76,12 @@ def make_client(context: Context, method: str) -> Client:
     if not simulated:
         config = _with_rate(config, context, info)
     return Builder(config, method, info).client(share, client_id, model)
+
+
+def simulated_client(config: Config, method: str, client_id: int) -> Client:
+    """The method's client of this id in a simulation of the run."""
+    node = dict(simulated_node(client_id, int(config["num-clients"])))
+    return make_client(Context(0, 0, node, RecordDict(), config), method)
 
 
 def _with_rate(config: Config, context: Context, info: Info) -> Config:

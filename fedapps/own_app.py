@@ -180,6 +180,11 @@ def client_app(
         exchanges = (*exchanges, STATISTICS)
     if least_category_rows < 1:
         raise ValueError(f"least_category_rows is {least_category_rows}; it must be at least 1")
+    if public is not None and not callable(public):
+        raise ValueError(
+            f"public is a {type(public).__name__}; give a function without arguments that returns "
+            "the public inputs (n, *shape), as public=lambda: inputs"
+        )
     around = checked_mods(mods, exchanges)
     if rounds and not privacy:
         raise ValueError("client_app reads rounds=… with dp='local' alone")

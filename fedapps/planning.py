@@ -1,6 +1,6 @@
 """How a run is planned: its options are read, checked and turned into jobs, before work begins."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedapps.engines import check_address, check_engine_name
 from fedapps.settings.experiments import Experiment, parse_seeds, read_arguments, split_names
 
 if TYPE_CHECKING:
+    from clients.core.arrays import Arrays
     from fedapps.engines.jobs import Job
     from fedapps.settings.config import Config
 
@@ -219,7 +220,7 @@ def plan(
     seeds = parse_seeds(experiment.seeds or str(config["seed"]))
 
     # Torch is loaded from here on.
-    from fedapps.results.folder import check_unseen
+    from fedapps.results.folder import check_public, check_unseen
     from fedapps.results.published import Published
     from fedapps.saved import opening
 
@@ -237,7 +238,9 @@ def plan(
             former = Path(str(job.config["from-dir"]))
             method = str(job.config["method"])
             if job.config["from-dir"] and (former / "config.toml").is_file():
-                check_unseen(former, saved_configuration(former), job.config, method)
+                before = saved_configuration(former)
+                check_unseen(former, before, job.config, method)
+                check_public(former, before, job.config, method)
     replace_settings(jobs)
     if experiment.published:
         Published.read(experiment.settings, experiment.published)
@@ -306,8 +309,6 @@ def start_from(
 @one_thread()  # as in the run, which uses the arrays that are made here
 def check(config: "Config") -> None:
     """Raise ValueError for every error in a configuration that can be known before a run."""
-    from flwr.app import Context, RecordDict
-
     from clients.models import sized
     from fedapps.building import (
         check_batches,
@@ -316,8 +317,7 @@ def check(config: "Config") -> None:
         method_model,
         with_public,
     )
-    from fedapps.clientapp import make_client
-    from fedapps.engines.in_process_grid import simulated_node
+    from fedapps.clientapp import simulated_client
     from fedapps.methods import METHODS
     from fedapps.serverapp import check_run
     from fedapps.settings.config import check_method, construct
@@ -338,10 +338,10 @@ def check(config: "Config") -> None:
     num_models = len(str(config["client-models"]).split(","))
     novel = federation(with_public(config, method)).novel
     strategy.check_training_clients(_num_training_clients(config, method))
+    strategy.check_rounds(int(config["rounds"]), continues=bool(config["from-dir"]))
     training_client = int(novel.argmin())
     for client_id in {*range(min(num_models, num_clients)), training_client}:
-        node = dict(simulated_node(client_id, num_clients))
-        client = make_client(Context(0, 0, node, RecordDict(), config), method)
+        client = simulated_client(config, method, client_id)
         if task(config).inputs is not None:
             check_takes(client, config, task(config))
         if client_id == training_client and config["rounds"]:
@@ -414,20 +414,40 @@ def check_start(config: "Config") -> None:
     """Raise ValueError if the run in from-dir cannot be used: it is another method's and lacks the
     method's model, or has other data or another network."""
     from fedapps.building import strategy_of_run
+    from fedapps.clientapp import simulated_client
     from fedapps.results.folder import takes_states
     from fedapps.saved import read_client_states, read_former
 
     if not config["from-dir"]:
         return
     folder = Path(str(config["from-dir"]))
+    method = str(config["method"])
     arrays = read_former(folder)["arrays"]
-    if takes_states(folder, str(config["method"])):
-        read_client_states(folder)
+    states: dict[int, Arrays] = {}
+    if takes_states(folder, method):
+        states = read_client_states(folder)
     strategy, shared = strategy_of_run(config)
     try:
         strategy.restore(strategy.initialize(shared), arrays)
+        for client_id in _clients_of_each_network(config, method, states):
+            client = simulated_client(config, method, client_id)
+            client.check_saved(arrays, states.get(client_id, {}))
     except (ValueError, RuntimeError) as error:  # torch's, for a network of other sizes
-        raise ValueError(f"{config['method']} cannot start from {folder}: {error}") from error
+        raise ValueError(f"{method} cannot start from {folder}: {error}") from error
+
+
+def _clients_of_each_network(
+    config: "Config", method: str, states: "Mapping[int, Arrays]"
+) -> list[int]:
+    """One client of each network, if it can be one of those that have a state in a saved run."""
+    from fedapps.building import client_model
+
+    clients: dict[str, int] = {}  # by the name of the network
+    num_clients = int(config["num-clients"])
+    with_state = [client for client in sorted(states) if client < num_clients]
+    for client in [*with_state, *range(num_clients)]:
+        clients.setdefault(client_model(config, method, client), client)
+    return list(clients.values())
 
 
 def keep_or_discard(work: "list[Job]", output: Path, fresh: bool, yes: bool) -> None:

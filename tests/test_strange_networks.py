@@ -29,7 +29,7 @@ from fedapps.settings.config import defaults
 from strategies.methods.fedavg import FedAvg
 
 NETWORKS = ("LogProbabilities", "ViewFlattens", "Scaled", "HeadIsFirst", "AuxiliaryOutputs",
-            "NamedOutputs", "FrozenBody", "TiedLayers", "compiled")  # fmt: skip
+            "NamedOutputs", "FrozenBody", "TiedLayers", "RepeatedLayer", "compiled")  # fmt: skip
 CONFIG = defaults() | WEE
 CONFIG |= {"num-clients": 4, "rounds": 3, "local-steps": 4, "evaluate-every": 3, "batch-size": 32}
 HEADLESS = ("LogProbabilities", "Scaled")  # no linear layer gives their outputs
@@ -43,6 +43,7 @@ CHAINS = {
     "NamedOutputs": "hidden layers, but the network has none, only 'out'",
     "FrozenBody": "'backbone.bias'",
     "TiedLayers": "'decode.weight'",
+    "RepeatedLayer": "'decode.bias'",
 }
 QUICK_METHODS = ("per-fedavg", "fedper", "pfedhn", "fedtta++", "fedma", "lg-fedavg", "fedala")
 
@@ -50,7 +51,7 @@ QUICK_METHODS = ("per-fedavg", "fedper", "pfedhn", "fedtta++", "fedma", "lg-feda
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch):
     """tests/support/unusual_networks.py is code from outside the package."""
-    names = (*NETWORKS, "SingleLogit")
+    names = (*NETWORKS, "SingleLogit", "BatchStatistics")
     monkeypatch.setenv(external_code.VARIABLE, ",".join(f"unusual_networks:{n}" for n in names))
 
 
@@ -190,6 +191,7 @@ def fedapps_settings(method):
 
 QUICK = {(method, network) for method in QUICK_METHODS for network in NETWORKS}
 QUICK |= {(method, "AuxiliaryOutputs") for method in METHODS}
+QUICK |= {("apfl", "RepeatedLayer"), ("flowdup", "RepeatedLayer")}
 PAIRS = [
     pytest.param(m, n, marks=() if (m, n) in QUICK else pytest.mark.slow)
     for m in METHODS
@@ -216,3 +218,15 @@ def test_a_single_output_is_refused_with_the_layers_that_are_there():
     config = configuration("fedavg", "SingleLogit")
     with pytest.raises(ValueError, match=r"one output.*'out' \(64 → 1\).*10 outputs"):
         run(InProcessGrid.simulation(app, config, 4), config, "in-process")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("fedmd", {}), ("fedala", {}), ("pfedhn", {"pfedhn.descriptor": "class-proportions"})],
+)
+def test_a_network_that_needs_two_inputs_gets_two_where_a_method_asks_for_its_outputs(
+    method, settings
+):
+    config = configuration(method, "BatchStatistics") | settings | {"rounds": 2}
+    result = run(InProcessGrid.simulation(app, config, 4), config, "in-process")
+    assert result.train_metrics_clientapp[2]["valid-replies"] == 2

@@ -62,6 +62,7 @@ from clients.core.protocol import (
     round_of,
     with_names,
 )
+from clients.core.saved_states import check_kept
 from clients.core.sgd import batches, sgd, train_only
 from fedapps.common.class_members import Renamed
 from fedapps.common.memory_limits import PASS_MEGABYTES, num_parts
@@ -472,6 +473,15 @@ class Client(Configured, NumPyClient):
         side = float(config[SIDE])
         seed = seed_of(self.seed, "domain", self.client)
         return domain_gradient(samples.to(self.device), weights, side, seed), {}
+
+    def check_saved(self, arrays: Arrays, state: Arrays) -> None:
+        """Raise ValueError if the client cannot go on from the server's `arrays` and its own
+        `state`, both of a saved run."""
+        kept = group(state, "personal")
+        # If nothing is shared, no array of the server shows that the network has more layers.
+        complete = bool(kept) and self.personal == ("",)
+        network = model_arrays(self.model, self.frozen)
+        check_kept(self.client, kept, network, complete=complete)
 
     # What methods call
 

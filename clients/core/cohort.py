@@ -23,9 +23,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from clients.core.criterion import Criterion
+from clients.core.functional import functional_call
 from clients.core.sgd import SGD, sgd
 from partitions.shares import Samples
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
+from clients.core.functional import functional_call
 from fedapps.common.settings import COUNT, setting
 from partitions.shares import Samples, labeled_rows
 

@@ -10,10 +10,10 @@ to α's gradient, and mixes logits instead of weights."""
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from clients.core.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
+from clients.core.functional import functional_call
 from clients.core.protocol import StateUse
 from fedapps.common.settings import SHARE, setting
 from fedapps.common.tasks import ALL_TASKS

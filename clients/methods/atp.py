@@ -21,10 +21,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from clients.core.arrays import VARIANCE, Arrays, prefixed
 from clients.core.client import Config, Metrics
+from clients.core.functional import functional_call
 from clients.core.normalisation import entropy
 from clients.core.protocol import StateUse
 from clients.methods._batchwise import (

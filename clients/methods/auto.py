@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from clients.core.arrays import Arrays, group, prefixed
 from clients.core.client import Client, Config, Metrics
@@ -81,6 +80,7 @@ from clients.core.decision.tallies import (
     misfit_sums,
 )
 from clients.core.evaluation import Choice, by_parts
+from clients.core.functional import functional_call
 from clients.core.label_shift import bbse, log_q_by_em
 from clients.core.normalisation import missing_statistics, sizes_with_statistics
 from clients.core.protocol import FewShot

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from clients.core.arrays import Arrays, group, model_arrays, prefixed, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
 from clients.core.criterion import Criterion
+from clients.core.functional import functional_call
 from clients.core.protocol import StateUse
 from clients.models.foreign import layers_by_call
 from fedapps.common.settings import POSITIVE_INT, RATE, setting
@@ -76,7 +76,7 @@ class FedALAClient(Client):
         max_passes = 1
         if not weight:
             max_passes = MAX_PASSES
-            x, _ = self.share.train.to(self.device)[:1]
+            x, _ = self.share.train.to(self.device)[:2]  # one has no batch statistics
             names = top_layers(self.model, self.layers, x)
             weight = {name: torch.ones_like(theta[name]) for name in names}
         self.model.train()

@@ -17,6 +17,7 @@ from clients.core.arrays import Arrays, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
 from clients.core.normalisation import NORMALISATION, batch_statistics
 from clients.core.protocol import StateUse, round_of
+from clients.core.saved_states import TAKE_THE_SAME
 from clients.core.sgd import batches
 from clients.methods._divergence import KL_DIRECTION, divergence
 from clients.methods.tent import TENTClient
@@ -81,11 +82,37 @@ class FedMDClient(Client):
 
     def get_properties(self, config: Config) -> Config:
         """The client's properties, and the shape of its logits on the public set."""
+        if self.public.is_floating_point() and not self.public.isfinite().all():
+            raise ValueError("public samples hold NaN or infinity; fill them in, or leave them out")
+        num_samples, num_classes = self.shape_of_logits()
+        properties = super().get_properties(config)
+        return properties | {PUBLIC_SAMPLES: num_samples, CLASSES: num_classes}
+
+    def shape_of_logits(self) -> tuple[int, int]:
+        """(m, C): the number of public samples, and of logits for each of them."""
         batch_statistics(self.model, False)
         with torch.no_grad():
-            logits = self.model(self.public[:1].to(self.device))
-        properties = super().get_properties(config)
-        return properties | {PUBLIC_SAMPLES: len(self.public), CLASSES: logits.shape[1]}
+            # A single input has no batch statistics.
+            try:
+                logits = self.model(self.public[:2].to(self.device))
+            except Exception as error:  # whatever code from outside raises
+                raise ValueError(
+                    f"the network cannot take public samples of the shape "
+                    f"{tuple(self.public.shape[1:])}; give inputs like the client's own, which "
+                    f"have the shape {tuple(self.share.everything.x.shape[1:])}: {error}"
+                ) from error
+        return len(self.public), logits.shape[1]
+
+    def check_saved(self, arrays: Arrays, state: Arrays) -> None:
+        """As the base; the consensus must be of as many public samples and classes."""
+        super().check_saved(arrays, state)
+        num_samples, num_classes = self.shape_of_logits()
+        for name, logits in arrays.items():
+            if logits.shape != (num_samples, num_classes):
+                raise ValueError(
+                    f"the saved consensus {name!r} has the shape {logits.shape}, and the run has "
+                    f"{num_samples} public samples and {num_classes} outputs: {TAKE_THE_SAME}"
+                )
 
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Digest, revisit, communicate; returns only logits."""

@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.evaluation import predicted
+from clients.core.functional import functional_call
 from clients.core.normalisation import batch_statistics, entropy, with_statistics
 from clients.methods._divergence import KL_DIRECTION, divergence
 from clients.models.adaptable import Adaptable, Adaptation

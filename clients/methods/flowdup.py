@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.evaluation import by_parts
+from clients.core.functional import functional_call
 from clients.models.encoders import MeanSets
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import NONNEGATIVE, POSITIVE_INT, setting
@@ -77,7 +77,7 @@ class LowDimensional(nn.Module):
 
     def apply_with(self, theta: dict[str, Tensor], x: Tensor) -> Tensor:
         """The logits (n, C) of the target network with the weights θ."""
-        return functional_call(self.target, theta, (x,), tie_weights=False)
+        return functional_call(self.target, theta, (x,))
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits (n, C) of the network that x itself generates."""

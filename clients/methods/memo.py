@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config
+from clients.core.functional import functional_call
 from clients.core.normalisation import class_logits
 from clients.core.protocol import round_of
 from fedapps.common.seeds import seed_of

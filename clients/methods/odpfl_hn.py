@@ -31,6 +31,7 @@ from partitions.shares import Samples
 
 SIGMA = "dp-sigma"  # key of a reply's metrics: σ of a private descriptor's noise
 DESCRIPTOR = "descriptor"  # e_i, or its gradient, on the wire
+LEAST_EPSILON = 1e-20  # σ is about Δ/ε, and float32 ends at 3e38
 
 DESCRIPTOR_EPSILON = setting(
     0.0, "ε of all descriptors that a novel client sends; 0: no noise", NONNEGATIVE
@@ -96,6 +97,11 @@ class ODPFLHNClient(Client):
         self.encoder = self.model.encoder
         if self.descriptor_epsilon:
             self.encoder.sensitivity(1)  # raises ValueError where it has no bound
+            if self.descriptor_epsilon < LEAST_EPSILON:
+                raise ValueError(
+                    f"descriptor-epsilon is {self.descriptor_epsilon:g}, whose noise no descriptor "
+                    f"in float32 can hold; set at least {LEAST_EPSILON:g}, or 0 for no noise"
+                )
 
     @classmethod
     def build(

@@ -8,10 +8,10 @@ function. The server's mean is weighted by sample counts."""
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
+from clients.core.functional import functional_call
 from clients.core.sgd import SGD, clip_gradients
 from fedapps.common.settings import POSITIVE, RATE, setting
 

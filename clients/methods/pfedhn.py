@@ -59,7 +59,7 @@ class PFedHNClient(Client):
 
     def num_classes(self) -> int:
         """C, the network's outputs."""
-        x, _ = self.share.everything.to(self.device)[:1]
+        x, _ = self.share.everything.to(self.device)[:2]  # one has no batch statistics
         with torch.no_grad():
             return int(self.model.eval()(x).shape[1])
 

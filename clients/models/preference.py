@@ -5,9 +5,9 @@ sub-population heads, the global head and the type head around any such encoder.
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
+from clients.core.functional import functional_call
 from clients.models.head import HeadedNetwork, take_head
 from clients.models.networks import convolved, image_shape
 
@@ -57,7 +57,12 @@ class EmbeddingNet(nn.Module):
     ) -> None:
         super().__init__()
         self.types = 0  # T, where users prefer types
-        if dim > min(shape[1:]):
+        if dim and len(shape) < 3:
+            raise ValueError(
+                "personal embeddings are a further channel of images (channels, height, width), "
+                f"and inputs have the shape {shape}; take a dataset of images, or the method global"
+            )
+        if dim and dim > min(shape[1:]):
             raise ValueError(
                 f"embedding-dim is {dim}; diag(v) must fit images of {shape[1]}×{shape[2]} pixels: "
                 f"set it to at most {min(shape[1:])}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import partitions
 from clients.core.arrays import Arrays
@@ -87,11 +88,25 @@ def check_former(run: Path, method: str) -> None:
         )
 
 
+def check_public(run: Path, saved: Config, config: Config, method: str) -> None:
+    """Raise ValueError if the public samples of `config` are others than those of `run`, configured
+    as `saved`, whose consensus is of these."""
+    if not METHODS[method].client.needs_public or not _changed_data(saved, config):
+        return
+    former = partitions.federation(with_public(saved, method)).public
+    present = partitions.federation(with_public(config, method)).public
+    assert former is not None and present is not None
+    if not torch.equal(former[:][0], present[:][0]):
+        raise ValueError(
+            f"{method} cannot start from {run}: its consensus is of other public samples than "
+            "those of this run; take the saved run's data, or train again"
+        )
+
+
 def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
     """Raise ValueError if a run with `config` that starts from `run`, configured as `saved`, would
     score clients on samples that its training clients were trained on."""
-    data_keys = [key for key in config if is_of_data(key)]
-    changed = [key for key in data_keys if saved.get(key) != config[key]]
+    changed = _changed_data(saved, config)
     if not changed:
         return
     former = partitions.federation(with_public(saved, method))
@@ -117,3 +132,9 @@ def check_unseen(run: Path, saved: Config, config: Config, method: str) -> None:
             f"{seen} of the {len(scored)} samples that clients would be scored on were trained on "
             f"in {run}, where {before}; deal them in the same way, or train again"
         )
+
+
+def _changed_data(saved: Config, config: Config) -> list[str]:
+    """The settings of data in which `config` differs from `saved`."""
+    data_keys = [key for key in config if is_of_data(key)]
+    return [key for key in data_keys if saved.get(key) != config[key]]

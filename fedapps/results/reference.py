@@ -93,6 +93,8 @@ def _names(federation: Federation, count: int) -> tuple[str, ...]:
 
 
 def _class_shares(federation: Federation, training: list[int]) -> tuple[float, ...]:
+    if federation.info.num_types:  # each user has its own labels; those of the samples are types
+        return ()
     labels = [federation.share(client).train.labels() for client in training]
     if labels[0].ndim != 1:
         return ()

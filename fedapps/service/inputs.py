@@ -225,6 +225,8 @@ def unlabeled(
     floats outside [0, 1]."""
     if card.shape == (1, *x.shape[1:]):  # images without their only channel
         x = x[:, None]
+    if tuple(x.shape) == (0, *card.shape):
+        raise ValueError(f"inputs have shape {tuple(x.shape)}; give at least one sample")
     if not x.ndim or not len(x) or tuple(x.shape[1:]) != card.shape:
         raise ValueError(f"inputs have shape {tuple(x.shape)}; the run takes (n, *{card.shape})")
     if card.mean is None or card.std is None:

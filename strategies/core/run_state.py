@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 from clients.core.arrays import Arrays, unclear_statistics
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
+from clients.core.saved_states import TAKE_THE_SAME
 from strategies.core.replies import Node, Update
 from strategies.core.round_state import Round
 
 STATE_BATCH = 100  # clients whose states travel in one exchange
-TAKE_THE_SAME = "take the data and the model of the saved run"
 
 
 class AskingStrategy(Protocol):

@@ -58,6 +58,7 @@ from clients.core.protocol import (
     SERVER_ROUND,
     lr_factor,
 )
+from clients.core.saved_states import TAKE_THE_SAME
 from clients.core.sgd import Optimizer
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, setting
@@ -83,7 +84,6 @@ from strategies.core.replies import LACKS, NOT_FINITE, Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round_state import PersonalizationCost, Request, Round, Sent, Stop
 from strategies.core.run_state import (
-    TAKE_THE_SAME,
     check_names,
     client_states,
     copy_containers,
@@ -397,6 +397,12 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
 
     def check_training_clients(self, count: int) -> None:
         """Raise ValueError if the method cannot do what it promises with so many of them.
+
+        Called before a simulation begins."""
+
+    def check_rounds(self, count: int, *, continues: bool) -> None:
+        """Raise ValueError if the method cannot do what it promises in so many rounds; `continues`
+        tells whether they go on from a saved run.
 
         Called before a simulation begins."""
 

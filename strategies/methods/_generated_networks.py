@@ -24,6 +24,7 @@ from clients.core.arrays import (
     to_tensors,
     wide,
 )
+from clients.core.saved_states import TAKE_THE_SAME
 from clients.core.sgd import SGD, Adam, Optimizer
 from clients.models.roles import Roles, roles_of
 from fedapps.common.resources import memory_left
@@ -31,7 +32,7 @@ from fedapps.common.seeds import drawing, seed_of
 from fedapps.common.settings import MOMENTUM, NONNEGATIVE, RATE, WIDTH, Configured, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Update
-from strategies.core.run_state import TAKE_THE_SAME, check_names
+from strategies.core.run_state import check_names
 from strategies.maths.hypernetwork import Hypernetwork
 
 WEIGHTS = "[0, 1000000000]"
@@ -448,7 +449,14 @@ def _joined(network: str, name: str) -> str:
 
 
 def _check_networks(networks: Mapping[str, Arrays], modules: Mapping[str, nn.Module]) -> None:
-    """Raise ValueError for a module of no network."""
+    """Raise ValueError for what is no module, and for a module of no network."""
+    given_modules = modules.values() if isinstance(modules, Mapping) else [modules]
+    for module in given_modules:
+        if not isinstance(module, nn.Module):
+            raise ValueError(
+                f"network= is {module!r:.80}, which is no torch.nn.Module; give an instance, as "
+                "network=Net()"
+            )
     unknown = sorted(modules.keys() - networks.keys())
     if unknown:
         names = ", ".join(name or "one network without a name" for name in networks)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from clients.core.arrays import Arrays, prefixed
+from clients.core.saved_states import TAKE_THE_SAME
 from fedapps.common.settings import NONNEGATIVE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.run_state import TAKE_THE_SAME, in_order_of
+from strategies.core.run_state import in_order_of
 from strategies.core.strategy import PersonalizedStrategy
 from strategies.maths.matching import (
     chain,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, group, prefixed, to_numpy, to_tensors
 from clients.core.privacy import DP_GENERATOR
+from clients.core.saved_states import TAKE_THE_SAME
 from clients.core.sgd import Optimizer
 from clients.methods.odpfl_hn import DESCRIPTOR, DESCRIPTOR_DELTA, DESCRIPTOR_EPSILON, SIGMA
 from clients.methods.pfedhn import NOVEL_ROUNDS
@@ -139,6 +140,16 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
 
     # The run
 
+    def check_rounds(self, count: int, *, continues: bool) -> None:
+        """Raise ValueError if a run of two phases has no rounds for the first one."""
+        if continues or not self.two_phase:
+            return
+        if 0 < count <= self.fine_tune_rounds:
+            raise ValueError(
+                f"two-phase training of {count} rounds with {self.fine_tune_rounds} "
+                "fine-tune-rounds would never train the encoder; set fewer of these"
+            )
+
     def initialize(self, arrays: Arrays) -> Arrays:
         """The target network is the template; the encoder's arrays are γ."""
         target = {name: a for name, a in arrays.items() if name.startswith(TARGET)}
@@ -149,12 +160,7 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
                 f"use `{type(self).requires.usage}`"
             )
         continues = self.former is not None
-        only_fine_tunes = self.two_phase and self.num_rounds <= self.fine_tune_rounds
-        if only_fine_tunes and self.num_rounds > 0 and not continues:
-            raise ValueError(
-                f"two-phase training of {self.num_rounds} rounds with {self.fine_tune_rounds} "
-                "fine-tune-rounds would never train the encoder; set fewer of these"
-            )
+        self.check_rounds(self.num_rounds, continues=continues)
         self.generator = ModelGenerator(
             self,
             Targets({"": target}, self._modules, self._buffers, type(self).__name__),
@@ -173,6 +179,13 @@ class ODPFLHN(GeneratorSettings, PersonalizedStrategy):
         """Saved φ, γ, descriptors' statistics and free embeddings."""
         self.generator.restore(saved)
         encoder = group(saved, "encoder")
+        saved_shapes = {name: array.shape for name, array in encoder.items()}
+        own_shapes = {name: parameter.shape for name, parameter in self.gamma.items()}
+        if saved_shapes != own_shapes:
+            raise ValueError(
+                "the saved run has no encoder, or one of other layers: "
+                f"{TAKE_THE_SAME}, and the encoder's settings"
+            )
         with torch.no_grad():
             for name, parameter in self.gamma.items():
                 parameter.copy_(torch.from_numpy(encoder[name]))

@@ -131,6 +131,12 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         if not any(name.startswith("embedding/") for name in saved):
             raise ValueError(f"the saved arrays hold no embedding; their names: {list(saved)[:5]}")
         self.generator.restore(saved)
+        dim = self.generator.embedding_dim
+        if self.embedding_dim not in (0, dim):
+            raise ValueError(
+                f"embedding-dim is {self.embedding_dim}, and the saved embeddings have {dim} "
+                f"entries: set it to {dim}, or to 0, which takes those of the saved run"
+            )
         return self.generator.arrays()
 
     def forget(self) -> None:

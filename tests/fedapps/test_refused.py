@@ -368,6 +368,13 @@ def test_a_trial_counts_by_validation_alone(tmp_path):
 def test_inputs_that_do_not_fit_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"inputs have shape \(2, 3\); the run takes \(n, \*\(4,"):
         unlabeled(torch.ones(2, 3), CARD)
+    with pytest.raises(ValueError, match=r"shape \(0, 4\); give at least one sample"):
+        unlabeled(torch.ones(0, 4), CARD)
+    np.save(tmp_path / "none.npy", np.zeros((0, 4)))
+    with pytest.raises(ValueError, match=r"none.npy: .* shape \(0, 4\); give at least one sample"):
+        read_input_files(tmp_path / "none.npy", CARD)
+    np.savez(tmp_path / "none.npz", x=np.zeros((0, 4)), y=np.zeros(0, int))
+    assert "x has the shape (0, 4); give" in fedapps("data", tmp_path / "none.npz", code=2)
     nowhere = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, None, None)
     with pytest.raises(ValueError, match="standardized inputs by constants that only its nodes"):
         unlabeled(torch.ones(2, 4), nowhere)

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from sklearn.datasets import load_digits
 from small_runs import fedapps
 
 SMALL = ["num-clients=6", "rounds=2", "local-steps=3", "model=mlp-small", "batch-size=16",
@@ -159,6 +160,7 @@ def test_the_bounds_columns_add_up(tmp_path):
         ),
         ("fedma", "the saved network has other inputs or outputs"),
         ("pfedhn", "the saved hypernetwork has other layers, or generates another network"),
+        ("odpfl-hn", "the saved hypernetwork has other layers, or generates another network"),
     ],
 )
 def test_a_run_of_other_data_or_another_network_is_refused_before_it_starts(
@@ -175,6 +177,43 @@ def test_a_run_of_other_data_or_another_network_is_refused_before_it_starts(
     assert reason in other_data and "take the data and the model of the saved run" in other_data
     other_network = fedapps(*again, "model=convnet", code=2)
     assert "take the data and the model of the saved run" in other_network
+
+
+def test_a_hypernetwork_starts_from_its_own_kind_of_descriptors(tmp_path):
+    """Of six clients three train, so pFedHN's embeddings have 1 + 3 // 4 = 1 entry."""
+    first = tmp_path / "first"
+    fedapps("run", "--methods", "pfedhn,odpfl-hn", *SMALL, "--output", first)
+    again = ["run", "--engine", "in-process", "--output", tmp_path / "later", "--methods"]
+    encoder = "the saved run has no encoder, or one of other layers"
+    for method, start in (("odpfl-hn encoder=st", "odpfl-hn"), ("odpfl-hn", "pfedhn")):
+        assert encoder in fedapps(*again, method, "--from", first / f"{start}-seed0", code=2)
+    other = fedapps(*again, "pfedhn embedding-dim=7", "--from", first / "pfedhn-seed0", code=2)
+    assert "embedding-dim is 7, and the saved embeddings have 1 entries" in other
+
+
+def test_what_clients_have_kept_must_fit_the_run(tmp_path):
+    """The server of FedMD holds logits of public samples and no network, and that of local nothing:
+    what clients keep shows that the network is another one. The digits in
+    reverse are as many public samples, and others."""
+    first = tmp_path / "first"
+    again = ["run", "--from", first, "--engine", "in-process", "--output", tmp_path / "later"]
+    narrow = tmp_path / "narrow.npz"
+    rows = np.random.default_rng(0).normal(size=(2000, 3))
+    np.savez(narrow, x=rows, y=np.arange(2000) % 10)
+    quick = "fedmd.novel-digest-epochs=1"
+    fedapps("run", "--methods", "fedmd,local", *SMALL, quick, "--output", first)
+    for method in ("fedmd", "local"):
+        start = f"{method} cannot start from {first / method}-seed0: "
+        deeper = fedapps(*again, "--methods", method, "model=mlp", code=2)
+        assert f"{start}the arrays that client" in deeper and "'layers.1.bias'" in deeper
+        table = [*again, "--methods", method, f"dataset={narrow}", "partition=iid"]
+        assert "has the shape (100, 64), and the run's (100, 3)" in fedapps(*table, code=2)
+    fewer = fedapps(*again, "--methods", "fedmd", "partition.public-samples=600", code=2)
+    assert "the saved consensus 'logits' has the shape (1200, 10), and the run has 600" in fewer
+    digits = load_digits()
+    np.savez(tmp_path / "others.npz", x=digits.images[::-1, None] / 16, y=digits.target[::-1])
+    others = f"dataset={tmp_path / 'others.npz'}"
+    assert "is of other public samples" in fedapps(*again, "--methods", "fedmd", others, code=2)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import Watched, update
+from small_runs import Watched, fedapps, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,6 +14,7 @@ import partitions
 from clients.core.arrays import from_record
 from clients.methods._preferences import GlobalClient, GlobalPlusClient
 from clients.methods.fedembed import FedEmbedClient, triplet_step
+from clients.models import build_model
 from clients.models.head import ForeignNetwork
 from clients.models.preference import EmbeddingNet, PreferenceNet
 from fedapps.clientapp import app
@@ -155,6 +156,8 @@ def test_embedding_is_padded_to_the_image_and_its_gradient_is_right():
 
 
 def test_embedding_larger_than_the_image_is_refused():
+    with pytest.raises(ValueError, match=r"images .* inputs have the shape \(12,\)"):
+        EmbeddingNet(build_model("mlp", (12,), 2, 0), (12,), dim=4, heads=2)
     with pytest.raises(ValueError, match="embedding-dim is 9"):
         client(build={"embedding_dim": 9})
 
@@ -783,3 +786,14 @@ def test_heads_on_the_server_follow_their_own_users_change():
     after = strategy.aggregate(start, updates)
     moved = {name: round(float(after[name][0]) - 5, 4) for name in start}
     assert moved == {"encoder.w": 0.1, held[0]: 0.1, held[1]: -0.1, held[2]: 0.0}
+
+
+def test_users_may_have_tastes_for_the_classes_of_a_users_own_images(tmp_path):
+    """Ten classes of images, which users like or not: labels of samples are types, not outputs."""
+    draw = np.random.default_rng(0)
+    file = tmp_path / "images.npz"
+    np.savez(file, x=draw.random((300, 1, 8, 8), np.float32), y=np.arange(300) % 10)
+    method = "fedembed embedding-dim=8 local-epochs=1"
+    own = [f"dataset={file}", "partition=preference", "num-clients=6", "rounds=1"]
+    done = fedapps("run", "--methods", method, *own, "--engine", "in-process", "--output", tmp_path)
+    assert "failed" not in done

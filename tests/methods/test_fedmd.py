@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedapps
 from clients.core.arrays import from_record, model_arrays
 from clients.methods.fedmd import FedMDClient, HeteroTENTClient
 from clients.methods.heterofedtta import HeteroFedTTAClient
@@ -377,3 +378,16 @@ def test_the_server_averages_each_set_and_holds_nothing_else():
     strategy = FedMD()
     strategy.nodes = [replace(n, novel=i > 0) for i, n in enumerate(nodes((5, 3), (7, 3), (7, 3)))]
     assert strategy.expected({})["logits"].shape == (5, 3)
+
+
+def test_public_samples_that_a_client_cannot_use_are_named():
+    """Public rows of the share have three columns, as its own."""
+    usable = client()
+    usable.public = torch.zeros(4, 5)
+    with pytest.raises(ValueError, match=r"public samples of the shape \(5,\); .* shape \(3,\)"):
+        usable.get_properties({})
+    usable.public = torch.full((4, 3), torch.nan)
+    with pytest.raises(ValueError, match="public samples hold NaN or infinity"):
+        usable.get_properties({})
+    with pytest.raises(ValueError, match="public is a Tensor; give a function"):
+        fedapps.client_app("fedmd", model=nn.Linear, data=share, public=torch.zeros(4, 3))

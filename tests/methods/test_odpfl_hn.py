@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from scipy.stats import chi2, norm
-from small_runs import at_once, federate, share, states
+from small_runs import at_once, fedapps, federate, share, states
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -276,6 +276,11 @@ def test_a_private_novel_client_answers_nothing_that_its_budget_does_not_cover()
         assert one.encode(gamma(one), {})[0].keys() == {DESCRIPTOR}
 
 
+def test_an_epsilon_whose_noise_is_infinite_is_refused():
+    with pytest.raises(ValueError, match="descriptor-epsilon is 1e-200, whose noise"):
+        client("ds-sphere", novel=True, descriptor_epsilon=1e-200)
+
+
 @pytest.mark.parametrize("encoder", ["ds", "dss", "st"])
 def test_an_unbounded_encoder_is_refused(encoder):
     with pytest.raises(ValueError, match="no bounded sensitivity"):
@@ -366,6 +371,9 @@ def test_two_phases_need_a_round_for_the_first():
     phases = {"odpfl-hn.training": "two-phase", "odpfl-hn.fine-tune-rounds": 2}
     with pytest.raises(ValueError, match="two-phase training of 2 rounds"):
         run_small(rounds=2, **phases)
+    words = ("run", "--methods", "odpfl-hn training=two-phase fine-tune-rounds=2", "rounds=2")
+    refused = fedapps(*words, "--dry-run", code=2)
+    assert "two-phase training of 2 rounds with 2 fine-tune-rounds" in refused
 
 
 def test_a_private_novel_client_is_asked_once():

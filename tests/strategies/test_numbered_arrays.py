@@ -170,3 +170,10 @@ def test_kerass_names_of_statistics_are_known():
     names = ("norm/moving_mean", "norm/moving_variance", "norm.running_var", "running_mean")
     assert all(is_statistic(name, vector) for name in names)
     assert not any(is_statistic(name, vector) for name in ("norm/gamma", "moving_mean/kernel"))
+
+
+@pytest.mark.parametrize("network", ["Net", torch.nn.Linear])
+def test_a_network_is_a_module(network):
+    arrays = {"weight": np.zeros((2, 2), np.float32)}
+    with pytest.raises(ValueError, match=r"which is no torch.nn.Module; give .* network=Net\(\)"):
+        PFedHN(network=network).initialize(arrays)

@@ -131,6 +131,32 @@ class TiedLayers(nn.Module):
         return self.out(torch.relu(self.decode(torch.relu(self.encode(x.flatten(1))))))
 
 
+class RepeatedLayer(nn.Module):
+    """Two names of one layer, which is applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(64, 64)
+        self.decode = self.encode
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.decode(torch.relu(self.encode(x.flatten(1))))))
+
+
+class BatchStatistics(nn.Module):
+    """Batch normalisation without running statistics: a single input cannot be normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 24)
+        self.norm = nn.BatchNorm1d(24, track_running_stats=False)
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.norm(self.body(x.flatten(1)))))
+
+
 def compiled() -> nn.Module:
     """Each of its names begins with `_orig_mod.`."""
     return torch.compile(ViewFlattens())  # type: ignore[return-value]

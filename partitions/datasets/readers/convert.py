@@ -43,6 +43,8 @@ def as_inputs(
     axes of a later client's inputs decide. Raises ValueError for inputs with several readings, and
     for those that are not what was declared."""
     x = _numbers(x, source)
+    if x.ndim and not len(x):
+        raise ValueError(f"{source}: inputs have the shape {x.shape}; give at least one sample")
     kind = _kind(x, source, declared, whole)
     if declared == AUTO and not whole and _may_be_tokens(x, kind):
         notes.append(

@@ -166,7 +166,7 @@ def _complete_rows(
     if y is not None and y.shape[:1] == x.shape[:1]:
         for row in np.flatnonzero(lacks_label(y)).tolist():
             broken[row] = f"{place}, row {row} has no label"
-    if x.dtype.kind == "f" and x.ndim:
+    if x.dtype.kind == "f" and x.size:
         finite = np.isfinite(x).reshape(len(x), -1).all(1)
         for row in np.flatnonzero(~finite).tolist():
             broken[row] = f"{place}, row {row} holds NaN or infinity"
@@ -228,6 +228,8 @@ def _part(
     """The arrays whose names have this ending."""
     x = arrays[f"x{ending}"]
     y = arrays.get(f"{y_name}{ending}")
+    if x.ndim and not len(x):
+        raise ValueError(f"{path}: x{ending} has the shape {x.shape}; give at least one sample")
     if x.ndim == 0 or (y is not None and not y.size):
         raise ValueError(f"{path}: x{ending} and {y_name}{ending} must have a row for each sample")
     if y is None:
