@@ -13,6 +13,7 @@ STEPS = 8  # of Newton's method
 RIDGE = 3.0  # penalty of the calibration
 FOLDS = 5
 SMALLEST = 1e-6  # deviation
+ROUNDING = 1e-9  # of sums of shares
 
 
 def deviation(count: np.ndarray, total: np.ndarray, square: np.ndarray) -> np.ndarray:
@@ -88,14 +89,18 @@ def calibrated(sums: np.ndarray) -> np.ndarray:
     return np.array([alpha, beta, low, high])
 
 
-def least_guard(losses: np.ndarray, clients: float, alpha: float) -> float:
-    """The least k for which, there and above, (Σ_i loss_i + 1) / (N + 1) ≤ α; NEVER if there is
-    none. `losses` (K,) are sums over the N `clients`."""
+def least_guard(losses: np.ndarray, corrected: np.ndarray, clients: float, alpha: float) -> float:
+    """The least k for which (Σ_i loss_i + 1) / (N + 1) ≤ α, there and above, and
+    Σ_i loss_i ≤ α Σ_i corrected_i; NEVER if there is none. `losses` and `corrected` (K,) are sums
+    over the N `clients`: of the shares of newcomers that are harmed, and that get a correction.
+
+    The second condition is for clients with more inputs than newcomers, more of which get one."""
     holds = (losses + 1) / (clients + 1) <= alpha
     from_there = np.logical_and.accumulate(holds[::-1])[::-1]
-    if not from_there.any():
+    able = from_there & (losses <= alpha * corrected + ROUNDING)
+    if not able.any():
         return NEVER
-    return float(GUARDS[np.argmax(from_there)])
+    return float(GUARDS[np.argmax(able)])
 
 
 def smallest_alpha(clients: int) -> float:

@@ -7,7 +7,7 @@ kinds of messages. Each needs the answers to the ones before:
 | ``query.spread`` | deviations of clients from their classes' means | B |
 | ``query.misfit``, twice | misfits of played newcomers with unchanged inputs | μ, σ, t, ranges |
 | ``query.play``, ten times | features, gradients and Hessians, calibration | θ, α, β |
-| ``query.guard`` | losses of the choice for a grid of k | k in two regimes |
+| ``query.guard`` | corrections and losses by a grid of k | k in two regimes |
 
 A client's own newcomers are judged by statistics and coefficients θ from the other four of five
 folds of clients. As with a novel client, their samples are not among those that M and S describe.
@@ -77,10 +77,11 @@ HEAD_WEIGHT = "head.weight"
 # Moments, spread, misfits twice, features, Newton's steps, calibration, guard.
 NUM_EXCHANGES = 7 + STEPS
 COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
-NOT_MOVED = (*COUNTED, "loss", "clients")  # arrays with limits of their own
+SHARES = ("loss", "corrected", "clients")  # arrays of shares, from 0 to 1
+NOT_MOVED = (*COUNTED, *SHARES)  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
 SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "square", "misfits",
-          "descriptors", "gradient", "hessian", "calibration", "loss", "clients")  # fmt: skip
+          "descriptors", "gradient", "hessian", "calibration", *SHARES)  # fmt: skip
 SMALLEST_MISFIT_DEVIATION = 1e-3  # clients get μ in float32, whose error is up to 1e-6
 NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entropy
 
@@ -380,13 +381,14 @@ class _Exchanges:
 
     def with_guard(self, rule: Rule, coefficients: np.ndarray) -> Rule:
         """k by regime, of choices out of fold."""
-        shapes: dict[str, tuple[int, ...]] = {"loss": (REGIMES, len(GUARDS)), "clients": (REGIMES,)}
+        by_k = (REGIMES, len(GUARDS))
+        shapes = {"loss": by_k, "corrected": by_k, "clients": (REGIMES,)}
         sums, _ = self.sum("guard", self.out_of_fold(rule, coefficients), shapes)
         alpha = self.strategy.alpha
         guard = []
         for regime, words in enumerate(("label shift explains", "label shift does not explain")):
             clients = float(sums["clients"][regime])
-            k = least_guard(sums["loss"][regime], clients, alpha)
+            k = least_guard(sums["loss"][regime], sums["corrected"][regime], clients, alpha)
             if k == NEVER:
                 noun = "training client" if clients == 1 else "training clients"
                 text = (
@@ -437,11 +439,14 @@ class _Exchanges:
 
     def bound(self, answers: list[Arrays]) -> None:
         """Bound what one client's answer can count. A loss is a share, so that a liar can hide only
-        its own; `protect` turns on the limits of `strategies.core.count_limits` for all others."""
+        its own, and a newcomer without a correction has none; `protect` turns on the limits of
+        `strategies.core.count_limits` for all others."""
         for answer in answers:
-            for share in ("loss", "clients"):
+            for share in SHARES:
                 if share in answer:
                     answer[share] = np.clip(answer[share], 0, 1)
+            if "loss" in answer:
+                answer["loss"] = np.minimum(answer["loss"], answer["corrected"])
         if self.strategy.max_update_ratio:
             self._bound_by_others(answers)
         if self.strategy.max_examples_ratio:

@@ -490,14 +490,20 @@ def test_harm_is_more_than_a_point(n, lost, harmed):
 
 
 def test_the_harm_of_each_k_by_hand():
-    """BN changes 16 of 100 inputs with w = 0.5: w √(n d) = 2, chosen up to k = 2. It loses 4."""
+    """BN changes 16 of 100 inputs with w = 0.5: w √(n d) = 2, chosen up to k = 2. It loses 4. The
+    other newcomers win 16, and lose 1 of 3, so that w √(n d) = 0.87."""
     case = simple_case(misfits=[9.0], outcomes=((), (LOST,) * 10 + (WON,) * 6))
     rule = simple_rule(alphas=((0, 0), (0, 0.5)))
-    regime, harm = choice.harm_by_k(rule, case, ("bbse", "bn16"), np.array([0, 1, 2, 2.1]))
-    assert regime == OUTSIDE and harm.tolist() == [1, 1, 1, 0]
+    grid = np.array([0, 1, 2, 2.1])
+    regime, corrected, harm = choice.choices_by_k(rule, case, ("bbse", "bn16"), grid)
+    assert regime == OUTSIDE and harm.tolist() == corrected.tolist() == [1, 1, 1, 0]
+    won = simple_case(misfits=[9.0], outcomes=((), (WON,) * 16))
+    _, corrected, harm = choice.choices_by_k(rule, won, ("bbse", "bn16"), grid)
+    assert corrected.tolist() == [1, 1, 1, 0] and not harm.any()
     losses = tallies.guard_losses(rule, [case, simple_case(misfits=[9.0])], ("bbse", "bn16"))
     assert losses["clients"].tolist() == [0, 1]
     assert losses["loss"][OUTSIDE, [0, 20, 21]].tolist() == [0.5, 0.5, 0]
+    assert losses["corrected"][OUTSIDE, [0, 8, 9, 20, 21]].tolist() == [1, 1, 0.5, 0.5, 0]
 
 
 def test_cases_survive_the_state():

@@ -624,7 +624,8 @@ def test_few_training_clients_cannot_choose_and_the_run_says_so():
     strategy = Auto(alpha=0.3, on_failure=said.append)
     client = training_client()
     exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
-    none = {"loss": np.zeros((2, 101)), "clients": np.array([1.0, 0.0])}
+    none = {name: np.zeros((2, 101)) for name in ("loss", "corrected")}
+    none["clients"] = np.array([1.0, 0.0])
     strategy.exchange = lambda action, payloads, like: [update(0, none)]
     rule = rule_that_chooses(client, -1)
     rule = exchanges.with_guard(rule, np.zeros((2, 2, 2, 14)))

@@ -8,7 +8,7 @@ and its expected gain d_j w_j, with d_j the share of changed predictions. The ch
     argmax d_j w_j  among  w_j √(n d_j) ≥ k,  n d_j w_j ≥ ½,
 
 else FedAvg: half an input must be expected to be won, so that w_j > 0, and k bounds the share of
-harmed clients."""
+harmed clients, among all and among those that get a correction."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -220,17 +220,18 @@ def decide(rule: Rule, case: Case, candidates: Sequence[str]) -> Decision:
     return Decision(choice, rule.misfit(case), regime, case.changed, rates)
 
 
-def harm_by_k(
+def choices_by_k(
     rule: Rule, case: Case, candidates: Sequence[str], grid: np.ndarray
-) -> tuple[int, np.ndarray]:
-    """The regime of a played newcomer, and whether each k of the grid (K,) would harm it (K,)."""
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """The regime of a played newcomer; whether it gets a correction by each k of the grid (K,), and
+    whether that harms it (K,)."""
     regime = rule.regime(case)
     rates = rule.win_rates(case)
     choices = best(case.n, case.changed, rates, able_in(regime, candidates), grid)
     harm = np.zeros(len(grid))
     for choice in np.unique(choices):
         harm[choices == choice] = case.harmed(int(choice))
-    return regime, harm
+    return regime, (choices != KEEP).astype(float), harm
 
 
 # Played newcomers as arrays, which a client keeps between messages

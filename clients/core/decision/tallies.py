@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clients.core.decision.choice import DESCRIPTORS, Case, Rule, harm_by_k
+from clients.core.decision.choice import DESCRIPTORS, Case, Rule, choices_by_k
 from clients.core.decision.logistic import gradient_and_hessian
 
 REGIMES = 2
@@ -118,15 +118,19 @@ def calibration_sums(
 def guard_losses(
     rule: Rule, cases: Sequence[Case], candidates: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """By regime the share of the client's newcomers that each k harms (2, K), and whether it has
-    newcomers in that regime (2,)."""
+    """By regime the share of the client's newcomers that each k harms, and of those that get a
+    correction by it (2, K); whether the client has newcomers in that regime (2,)."""
     harmed = np.zeros((REGIMES, len(GUARDS)))
+    corrected = np.zeros((REGIMES, len(GUARDS)))
     count = np.zeros(REGIMES)
     for case in cases:
-        regime, harm = harm_by_k(rule, case, candidates, GUARDS)
+        regime, correction, harm = choices_by_k(rule, case, candidates, GUARDS)
         harmed[regime] += harm
+        corrected[regime] += correction
         count[regime] += 1
+    newcomers = np.maximum(count, 1)[:, None]
     return {
-        "loss": harmed / np.maximum(count, 1)[:, None],
+        "loss": harmed / newcomers,
+        "corrected": corrected / newcomers,
         "clients": (count > 0).astype(float),
     }
