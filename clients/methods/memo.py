@@ -17,8 +17,11 @@ from torch.func import grad, vmap
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config
 from clients.core.functional import functional_call
+from clients.core.layout import set_training
 from clients.core.normalisation import class_logits
 from clients.core.protocol import round_of
+from clients.models.foreign import trial_inputs
+from fedapps.common.errors import error_line
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import COUNT, POSITIVE_INT, RATE, setting
 from fedapps.common.tasks import CLASS_PROBABILITIES
@@ -133,12 +136,14 @@ class MEMOClient(Client):
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
-        """The network. ValueError for inputs that are no images."""
+        """The network. ValueError for inputs that are no images, and for a network that cannot
+        predict a single one."""
         if len(info.shape) != 3:
             raise ValueError(
                 f"memo needs images, whose views it makes; inputs of {info.name} have the shape "
                 f"{info.shape}"
             )
+        check_takes_one(model, info.shape)
         return model
 
     def receive(self, arrays: Arrays, config: Config) -> None:
@@ -164,3 +169,19 @@ class MEMOClient(Client):
         names = ("adapt_lr", "adapt_steps", "views", "crop_share", "flips", "pass_megabytes")
         settings = {name: getattr(self, name) for name in names}
         return kind(network, self.views_seed, settings).eval()
+
+
+def check_takes_one(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if the network cannot predict a single image of this shape (c, h, w)."""
+    image = trial_inputs(model, shape)[:1]
+    set_training(model, False)
+    try:
+        with torch.no_grad():
+            model(image)
+    except Exception as error:  # whatever code from outside raises
+        raise ValueError(
+            "memo and fedthe+ predict one image at a time, and the network takes no single one; give "
+            f"its batch normalisation running statistics, or take tent: {error_line(error)}"
+        ) from error
+    finally:
+        set_training(model, True)
