@@ -180,8 +180,9 @@ def check_takes_one(model: nn.Module, shape: tuple[int, ...]) -> None:
             model(image)
     except Exception as error:  # whatever code from outside raises
         raise ValueError(
-            "memo and fedthe+ predict one image at a time, and the network takes no single one; give "
-            f"its batch normalisation running statistics, or take tent: {error_line(error)}"
+            "memo and fedthe+ predict one image at a time, and the network takes no single one; "
+            "give its batch normalisation running statistics, or take tent: "
+            f"{error_line(error)}"
         ) from error
     finally:
         set_training(model, True)
