@@ -89,15 +89,16 @@ def calibrated(sums: np.ndarray) -> np.ndarray:
     return np.array([alpha, beta, low, high])
 
 
-def least_guard(losses: np.ndarray, corrected: np.ndarray, clients: float, alpha: float) -> float:
-    """The least k for which (Σ_i loss_i + 1) / (N + 1) ≤ α, there and above, and
+def least_guard(
+    losses: np.ndarray, clients: float, alpha: float, corrected: np.ndarray | None = None
+) -> float:
+    """The least k for which (Σ_i loss_i + 1) / (N + 1) ≤ α, there and above, and, with `corrected`,
     Σ_i loss_i ≤ α Σ_i corrected_i; NEVER if there is none. `losses` and `corrected` (K,) are sums
-    over the N `clients`: of the shares of newcomers that are harmed, and that get a correction.
-
-    The second condition is for clients with more inputs than newcomers, more of which get one."""
+    over the N `clients`: of the shares of newcomers that are harmed, and that get a correction."""
     holds = (losses + 1) / (clients + 1) <= alpha
-    from_there = np.logical_and.accumulate(holds[::-1])[::-1]
-    able = from_there & (losses <= alpha * corrected + ROUNDING)
+    able = np.logical_and.accumulate(holds[::-1])[::-1]  # there and above
+    if corrected is not None:
+        able = able & (losses <= alpha * corrected + ROUNDING)
     if not able.any():
         return NEVER
     return float(GUARDS[np.argmax(able)])

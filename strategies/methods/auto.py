@@ -388,7 +388,12 @@ class _Exchanges:
         guard = []
         for regime, words in enumerate(("label shift explains", "label shift does not explain")):
             clients = float(sums["clients"][regime])
-            k = least_guard(sums["loss"][regime], sums["corrected"][regime], clients, alpha)
+            corrected = None
+            # BBSE, their only candidate, is chosen for few small newcomers, and for most clients
+            # with more inputs: harm among all newcomers would say little of these.
+            if not self.has_statistics:
+                corrected = sums["corrected"][regime]
+            k = least_guard(sums["loss"][regime], clients, alpha, corrected)
             if k == NEVER:
                 noun = "training client" if clients == 1 else "training clients"
                 text = (

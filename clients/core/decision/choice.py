@@ -8,7 +8,7 @@ and its expected gain d_j w_j, with d_j the share of changed predictions. The ch
     argmax d_j w_j  among  w_j √(n d_j) ≥ k,  n d_j w_j ≥ ½,
 
 else FedAvg: half an input must be expected to be won, so that w_j > 0, and k bounds the share of
-harmed clients, among all and among those that get a correction."""
+harmed clients; without running statistics also their share of those that get a correction."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
