@@ -107,16 +107,16 @@ def mean_of(verdicts: Sequence[Verdict]) -> Verdict:
     )
 
 
-def read(folder: Path) -> list[Verdict]:
-    """The verdict on each seed of a scenario's folder. A seed for which a method of the protocol
-    has no run that ended is left out, with a sentence."""
+def read(folder: Path, compared: Sequence[str] = ()) -> list[Verdict]:
+    """The verdict on each seed of a scenario's folder. A seed is left out, with a sentence, if one
+    of the methods that are `compared` has no run that ended; default: those of the protocol."""
     runs, problems = read_runs(folder)
     for problem in problems:
         print(f"{folder}: {problem}")
     runs = runs.assign(method=[label.partition(" ")[0] for label in runs.method])
     clients = clients_of(runs)
     clients = clients[clients.role == "novel"]
-    methods = methods_for(runs.config.iloc[0]["model"])
+    methods = compared or methods_for(runs.config.iloc[0]["model"])
     verdicts = []
     for seed, of_seed in clients.groupby("seed"):
         lacking = sorted(set(methods) - set(of_seed.method))
@@ -235,16 +235,20 @@ def main(
     record: Path,
     folder: Annotated[Path | None, typer.Argument()] = None,
     inputs: int = 200,
+    methods: str = "",
 ) -> None:
     """Take a folder's runs into the record, and print the record's table and bars. `inputs` are
-    those of a novel client."""
+    those of a novel client. `methods` names those that are compared, by commas; default: those of
+    the protocol."""
     found = read_record(record)
     if folder is not None:
         for scenario in sorted(folder.iterdir()):
-            new = read(scenario)
+            new = read(scenario, methods.split(",") if methods else ())
             if new:
                 found[scenario.name] = merged(found.get(scenario.name, []), new)
         write_record(record, found)
+    if not found:
+        raise SystemExit(f"{record} holds no scenario, so there is nothing to judge")
     verdicts = {scenario: mean_of(found[scenario]) for scenario in sorted(found)}
     for line in table(verdicts):
         print(line)

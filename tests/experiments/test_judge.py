@@ -146,11 +146,18 @@ def test_a_record_keeps_other_seeds_and_scenarios(tmp_path, monkeypatch, capsys)
     new = Verdict([102], 90.0, methods, methods, 1.0, {})
     record = tmp_path / "record.json"
     judge.write_record(record, {"iid": [old, wrong], "step": [old]})
-    monkeypatch.setattr(judge, "read", lambda folder: [new])
+    monkeypatch.setattr(judge, "read", lambda folder, compared: [new])
     (tmp_path / "200" / "iid").mkdir(parents=True)
     judge.main(record, tmp_path / "200")
     assert judge.read_record(record) == {"iid": [old, new], "step": [old]}
     assert "| iid | 70.0 | 1.00/1 | 1.00 | 1.00/1 | none 100; no rule |" in capsys.readouterr().out
+
+
+def test_without_a_scenario_nothing_is_met(tmp_path):
+    """All bars were met where each run was left out."""
+    (tmp_path / "200").mkdir()
+    with pytest.raises(SystemExit, match="holds no scenario, so there is nothing to judge"):
+        judge.main(tmp_path / "record.json", tmp_path / "200")
 
 
 RECORDS = sorted((experiments_root() / "auto" / "judged").glob("*.json"))
