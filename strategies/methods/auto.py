@@ -389,9 +389,9 @@ class _Exchanges:
         for regime, words in enumerate(("label shift explains", "label shift does not explain")):
             clients = float(sums["clients"][regime])
             corrected = None
-            # BBSE, their only candidate, is chosen for few small newcomers, and for most clients
-            # with more inputs: harm among all newcomers would say little of these.
             if not self.has_statistics:
+                # Then BBSE is the candidate, which few small newcomers get, and most clients with
+                # more inputs: harm among all newcomers says little of these.
                 corrected = sums["corrected"][regime]
             k = least_guard(sums["loss"][regime], clients, alpha, corrected)
             if k == NEVER:
