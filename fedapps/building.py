@@ -383,7 +383,7 @@ def held_out_note(config: Config) -> str:
     if not held_out:
         return ""
     folder = str(config["from-dir"])
-    shares = set()  # of the runs that have trained the network, the last one first
+    shares = set()  # what each run that has trained the network held out
     while folder and (Path(folder) / "config.toml").is_file():
         former = unchecked_configuration(Path(folder))
         if former["rounds"]:

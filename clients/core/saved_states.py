@@ -1,4 +1,4 @@
-"""Whether a client can go on from what it has kept of a saved run."""
+"""Whether a run can go on from the arrays of a saved one, the server's and the clients'."""
 
 from clients.core.arrays import Arrays
 
@@ -17,9 +17,14 @@ def check_kept(client: int, kept: Arrays, network: Arrays, *, complete: bool) ->
             f"unknown: {sorted(different)[:5]}"
         )
     for name, array in kept.items():
-        expected = network[name].shape
-        if array.shape != expected:
-            raise ValueError(
-                f"the array {name!r} that client {client} has kept has the shape {array.shape}, "
-                f"and the run's {expected}: {TAKE_THE_SAME}"
-            )
+        named = f"the array {name!r} that client {client} has kept"
+        check_shape(named, array.shape, network[name].shape)
+
+
+def check_shape(named: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise ValueError if the shape of a saved array, which the sentence calls `named`, is not the
+    `expected` one."""
+    if shape != expected:
+        raise ValueError(
+            f"{named} has the shape {shape}, and the run's {expected}: {TAKE_THE_SAME}"
+        )

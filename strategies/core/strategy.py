@@ -58,7 +58,7 @@ from clients.core.protocol import (
     SERVER_ROUND,
     lr_factor,
 )
-from clients.core.saved_states import TAKE_THE_SAME
+from clients.core.saved_states import check_shape
 from clients.core.sgd import Optimizer
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, setting
@@ -420,12 +420,7 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
         ValueError if names or shapes differ."""
         restored = in_order_of(arrays, saved)
         for name, array in restored.items():
-            expected = arrays[name].shape
-            if array.shape != expected:
-                raise ValueError(
-                    f"the saved array {name!r} has the shape {array.shape}, and the run's "
-                    f"{expected}: {TAKE_THE_SAME}"
-                )
+            check_shape(f"the saved array {name!r}", array.shape, arrays[name].shape)
         return restored
 
     def forget(self) -> None:

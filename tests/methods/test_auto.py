@@ -390,7 +390,7 @@ def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
 
 
 def test_layers_too_wide_for_a_message_are_refused():
-    """2²⁷ numbers are allowed: 11585² + 3² + 4², and not 11586². With batch normalisation the
+    """2²⁷ numbers are allowed: 4² + 11585² + 3² + 4², and not 11586². With batch normalisation the
     channels count, whatever the width of the head."""
     info = partitions.task(SMALL)
     candidates = {"candidates": "bbse", "changes": EVERY}
@@ -399,8 +399,8 @@ def test_layers_too_wide_for_a_message_are_refused():
     assert AutoClient.build(flat, info, **candidates) is flat
     flat.head = nn.Linear(11586, 3)
     words = (
-        "one has 11586 inputs: 1074 MB a client, over 1074 MB; take a network with narrower "
-        "layers, or one with batch normalisation, of which it reads the channels alone"
+        "one layer has 11586 of them: 1074 MB a client, over 1074 MB; take a network with narrower "
+        "layers, or one with batch normalisation, where auto reads means of channels"
     )
     with pytest.raises(ValueError, match=words):
         AutoClient.build(flat, info, **candidates)

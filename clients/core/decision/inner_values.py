@@ -95,10 +95,10 @@ def check_width(network: nn.Module, head: nn.Linear) -> None:
         return
     other = ""
     if not sizes_with_statistics(arrays):
-        other = ", or one with batch normalisation, of which it reads the channels alone"
+        other = ", or one with batch normalisation, where auto reads means of channels"
     raise ValueError(
-        f"auto sends the products of the inputs of layers that it reads, and one has "
-        f"{max(blocks.sizes)} inputs: {_megabytes(blocks.entries)} a client, over "
+        f"auto's clients send the products of the values that enter a layer, and one layer has "
+        f"{max(blocks.sizes)} of them: {_megabytes(blocks.entries)} a client, over "
         f"{_megabytes(MOST_PRODUCTS)}; take a network with narrower layers{other}"
     )
 
