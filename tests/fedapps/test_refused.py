@@ -33,6 +33,7 @@ from fedapps.settings.config import defaults
 from fedapps.settings.saved_configurations import run_configuration
 from fedapps.tuning import validation_score
 from partitions import federation
+from partitions.datasets.readers.convert import AUTO, as_inputs
 from partitions.inspect import export
 from strategies.core.roster import NoClientStartsError
 
@@ -375,6 +376,8 @@ def test_inputs_that_do_not_fit_a_run(tmp_path):
         read_input_files(tmp_path / "none.npy", CARD)
     np.savez(tmp_path / "none.npz", x=np.zeros((0, 4)), y=np.zeros(0, int))
     assert "x has the shape (0, 4); give" in fedapps("data", tmp_path / "none.npz", code=2)
+    with pytest.raises(ValueError, match=r"lab:data: .* shape \(0, 4\); give at least one sample"):
+        as_inputs(np.zeros((0, 4)), "lab:data", False, [], AUTO)
     nowhere = Card("tent", "mine", "mlp", (4,), ("ant", "bee"), 16.0, None, None)
     with pytest.raises(ValueError, match="standardized inputs by constants that only its nodes"):
         unlabeled(torch.ones(2, 4), nowhere)
