@@ -273,6 +273,7 @@ def test_data_whose_code_is_not_allowed_any_more_are_forgotten(written, monkeypa
 @pytest.fixture
 def own_data(tmp_path, monkeypatch):
     """A file of own data, and the configuration of a federation of it."""
+    partitions.forget_changed()  # files of earlier tests, which are gone by now
     monkeypatch.setenv("FEDAPPS_CACHE_DIR", str(tmp_path / "cache"))
     file = tmp_path / "own.npz"
     np.savez(file, x=np.ones((20, 2), np.float32), y=np.arange(20) % 2)
