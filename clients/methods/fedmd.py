@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from clients.core.arrays import Arrays, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
 from clients.core.normalisation import NORMALISATION, batch_statistics
-from clients.core.protocol import StateUse, round_of
+from clients.core.projections import projections
+from clients.core.protocol import PUBLIC, StateUse, round_of
 from clients.core.saved_states import TAKE_THE_SAME
 from clients.core.sgd import batches
 from clients.methods._divergence import KL_DIRECTION, divergence
@@ -81,12 +82,17 @@ class FedMDClient(Client):
         self.public: Tensor = self.share.public[:][0]  # D_p (m, *shape)
 
     def get_properties(self, config: Config) -> Config:
-        """The client's properties, and the shape of its logits on the public set."""
+        """The client's properties, the shape of its logits on the public set, and projections of
+        this set: logits of other public samples would have no meaning to other clients."""
         if self.public.is_floating_point() and not self.public.isfinite().all():
             raise ValueError("public samples hold NaN or infinity; fill them in, or leave them out")
         num_samples, num_classes = self.shape_of_logits()
         properties = super().get_properties(config)
-        return properties | {PUBLIC_SAMPLES: num_samples, CLASSES: num_classes}
+        return properties | {
+            PUBLIC_SAMPLES: num_samples,
+            CLASSES: num_classes,
+            PUBLIC: projections(self.public),
+        }
 
     def shape_of_logits(self) -> tuple[int, int]:
         """(m, C): the number of public samples, and of logits for each of them."""

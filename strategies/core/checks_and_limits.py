@@ -49,6 +49,7 @@ from clients.core.arrays import (
     is_statistic,
     num_bytes,
 )
+from clients.core.projections import read_projections
 from clients.core.protocol import (
     CAPABILITIES,
     CLIENT,
@@ -62,6 +63,7 @@ from clients.core.protocol import (
     MODEL,
     NOVEL,
     NUM_EXAMPLES,
+    PUBLIC,
     SAVE_STATE,
     SECONDS,
     START_ERROR,
@@ -192,6 +194,12 @@ def sums(value: Any) -> list[float]:
     return [float(item) for item in numbers]
 
 
+def projections_text(value: Any) -> str:
+    """Projections of public samples, see `clients.core.projections`."""
+    read_projections(value)
+    return str(value)
+
+
 SAMPLES = integer(0, 10**9)
 READERS: dict[str, Reader] = {
     CAPABILITIES: text(),
@@ -203,6 +211,7 @@ READERS: dict[str, Reader] = {
     NUM_EXAMPLES: SAMPLES,
     INPUT_SIZE: integer(1, 10**9),
     COLUMNS: text(),
+    PUBLIC: projections_text,
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),

@@ -7,34 +7,74 @@ requires.
 A client id belongs to the first node that gave it, as long as that node is present. A node is
 banned if it returns with another client id, role or model, or if it gives the id of a known client
 with another role or model. A node is refused, until its next answer, if its answer is malformed,
-its client id is taken, or its table has other columns than those of most of the first nodes."""
+its client id is taken, or its table has other columns, or its public samples are others, than
+those of most of the first nodes."""
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from logging import INFO, WARNING, LogRecord, getLogger
+from operator import eq
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from clients.core.protocol import CAPABILITIES, CLIENT, COLUMNS, MODEL, NOVEL, START_ERROR
+from clients.core.projections import are_alike
+from clients.core.protocol import (
+    CAPABILITIES,
+    CLIENT,
+    COLUMNS,
+    MODEL,
+    NOVEL,
+    PUBLIC,
+    START_ERROR,
+)
 from fedapps.common.errors import brief
 from strategies.core.checks_and_limits import checked_values, raw_values
 from strategies.core.nodes import Nodes, NodeTable
-from strategies.core.replies import DIFFERS, LACKS, Node, Requirement, error_of, has_raised
+from strategies.core.replies import (
+    DIFFERS,
+    LACKS,
+    OTHER_PUBLIC,
+    Node,
+    Requirement,
+    error_of,
+    has_raised,
+)
 
 POLL_SECONDS = 0.5
 ASKED_AT_ONCE = 5000  # nodes; a query and its reply take 3 kB of memory
 SHOWN = 10  # nodes in a line of the log
-OTHER_COLUMNS = (
-    "its table has other columns than those of most nodes, or the same in another order; give all "
-    "nodes the same columns in one order, or set standardize='training-clients' in client_app and "
-    "server_app, which finds columns by name"
-)
+
+
+class Common(NamedTuple):
+    """A property that all nodes which have it share: the cause and the reason of a refusal, and
+    whether two values count as the same."""
+
+    cause: str
+    reason: str
+    is_same: Callable[[str, str], bool]
+
+
+COMMON = {
+    COLUMNS: Common(
+        DIFFERS,
+        "its table has other columns than those of most nodes, or the same in another order; give "
+        "all nodes the same columns in one order, or set standardize='training-clients' in "
+        "client_app and server_app, which finds columns by name",
+        eq,
+    ),
+    PUBLIC: Common(
+        OTHER_PUBLIC,
+        "its public samples are not those of most nodes, or come in another order; give all nodes "
+        "the same public samples in one order, prepared alike",
+        are_alike,
+    ),
+}
 # Parts of Flower's log records about an app without a query handler. The records come from Flower's
 # own processes, so only their text identifies them.
 UNANSWERED = ("No query function registered", "raised when processing a message by RayBackend")
@@ -86,7 +126,7 @@ class Roster:
         self._start_timeout = start_timeout  # 0 once the first nodes were asked
         self.refused: Counter[str] = Counter()
         self._nodes = NodeTable()  # all that were admitted
-        self._columns = ""  # the digest of all tables' columns; "" before a node with a table came
+        self._common: dict[str, str] = {}  # by property of COMMON, the value of most nodes
         self._all_present: range | None = None  # the nodes' ids if all of them are present
         self._cached_holders: Nodes | None = Nodes()  # None if nodes joined or left
         self._refusals: dict[int, Refusal] = {}  # present refusals, by node id
@@ -209,7 +249,7 @@ class Roster:
                 with_client_id.append(node)
             else:
                 without_client_id.append(node)
-        self._choose_columns(with_client_id)
+        self._choose_common(with_client_id)
         for node in with_client_id:
             self._admit(node)
         for reason, nodes in unanswered.items():
@@ -236,22 +276,27 @@ class Roster:
             return None
         return Node(values.get(CLIENT, node_id), node_id, values.get(NOVEL, False), values)
 
-    def _choose_columns(self, nodes: Sequence[Node]) -> None:
-        """Let the columns of most of the first nodes that have tables be those of the run."""
-        digests = [node.properties[COLUMNS] for node in nodes if COLUMNS in node.properties]
-        if digests and not self._columns:
-            self._columns = Counter(digests).most_common(1)[0][0]
+    def _choose_common(self, nodes: Sequence[Node]) -> None:
+        """Let the values of most of the first nodes that have a property of COMMON be those of the
+        run."""
+        for name in COMMON:
+            values = [node.properties[name] for node in nodes if name in node.properties]
+            if values and name not in self._common:
+                self._common[name] = Counter(values).most_common(1)[0][0]
 
     def _admit(self, node: Node) -> None:
-        """Admit a node, unless it offers too little, contradicts an earlier identity, or has other
-        columns."""
+        """Admit a node, unless it offers too little, contradicts an earlier identity, or has
+        another value of a common property."""
         for requirement in (self.requires, self.requires_too):
             if requirement is not None and not requirement.is_offered(node.properties):
                 self._refuse(node.id, LACKS, requirement.sentence(self.strategy))
                 return
-        if node.properties.get(COLUMNS, self._columns) != self._columns:
-            self._refuse(node.id, DIFFERS, OTHER_COLUMNS)
-            return
+        for name, common in COMMON.items():
+            if name not in node.properties:
+                continue
+            if not common.is_same(node.properties[name], self._common[name]):
+                self._refuse(node.id, common.cause, common.reason)
+                return
         for before in (self._nodes.by_id(node.id), self._nodes.by_client(node.client)):
             if before is not None and _identity(before) != _identity(node):
                 self._banned.add(node.id)

@@ -1,6 +1,7 @@
 """docs/how-to/flower-*.md as a package; what each method and strategy makes of it."""
 
 import importlib
+import logging
 import re
 import subprocess
 import sys
@@ -190,6 +191,39 @@ def test_fedmd_without_public_inputs_says_where_to_give_them():
             shape=(1, 2, 2),
             count=2,
         )
+
+
+@pytest.mark.parametrize("settings", [{}, {"standardize": "training-clients"}])
+def test_a_node_with_other_public_inputs_is_refused(settings, monkeypatch, caplog):
+    """Node 2 has the same ones in another order: the consensus would mix up its logits. The nodes
+    prepare them alike, up to rounding."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    node = 0
+    public = torch.rand(20, 4, generator=torch.Generator().manual_seed(0))
+
+    def data(context):
+        nonlocal node
+        node = context.node_config["partition-id"]
+        generator = torch.Generator().manual_seed(node)
+        x = torch.rand(8, 4, generator=generator)
+        return x, torch.arange(8) % 3
+
+    def public_of_node():
+        return public.flip(0) if node == 2 else public * (1 + 1e-6 * node)
+
+    result, strategy = run_apps(
+        "fedmd",
+        lambda: nn.Linear(4, 3),
+        data,
+        shape=(4,),
+        count=4,
+        public=public_of_node,
+        rounds=2,
+        **settings,
+    )
+    assert result.train_metrics_clientapp[2]["valid-replies"] == 3
+    assert [node.client for node in strategy.nodes] == [0, 1, 3]
+    assert "refused, public-samples: its public samples are not those of most nodes" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["pfedhn", "odpfl-hn", "pfl-ensemble"])
