@@ -422,12 +422,14 @@ def check_start(config: "Config") -> None:
         return
     folder = Path(str(config["from-dir"]))
     method = str(config["method"])
-    arrays = read_former(folder)["arrays"]
+    former = read_former(folder)
+    arrays = former["arrays"]
     states: dict[int, Arrays] = {}
     if takes_states(folder, method):
         states = read_client_states(folder)
     strategy, shared = strategy_of_run(config)
     try:
+        strategy.check_state(former)
         strategy.restore(strategy.initialize(shared), arrays)
         for client_id in _clients_of_each_network(config, method, states):
             client = simulated_client(config, method, client_id)

@@ -423,6 +423,12 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
             check_shape(f"the saved array {name!r}", array.shape, arrays[name].shape)
         return restored
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if the method cannot continue from this saved `state`, whatever its
+        arrays are.
+
+        Called before a run begins, and by `load_state`."""
+
     def forget(self) -> None:
         """Drop what `restore` rebuilds from the arrays, before a round is undone."""
 
@@ -1257,7 +1263,8 @@ class PersonalizedStrategy(Configured, Strategy, metaclass=Rebuilding):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`, after `initialize`; of a saved model only "arrays" are needed.
 
-        Raises ValueError if it is the state of another network."""
+        Raises ValueError if it is the state of another network, and as `check_state`."""
+        self.check_state(state)
         self.arrays = self.restore(self.arrays, state["arrays"])
         self.published_models = state.get("handout", {})
         self.token = state.get("token", self.token)

@@ -64,7 +64,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
     keeps_arrays = True
     any_model = True
     uses_late_replies = True
-    persistent_attributes = ("class_totals",)
+    persistent_attributes = ("class_totals", "embedding_source")
     in_place = True  # the arrays are the parameters that the optimizer moves
 
     # The reports count the samples of each class.
@@ -103,6 +103,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         self._buffers = buffers
         self.generator: ModelGenerator  # h(·; φ) and the embeddings v_i
         self.class_totals: list[float] = []  # samples of each class at all training clients
+        self.embedding_source = self.descriptor
 
     # The run
 
@@ -138,6 +139,15 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
                 f"entries: set it to {dim}, or to 0, which takes those of the saved run"
             )
         return self.generator.arrays()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """The saved embeddings must come from the same source."""
+        saved = state.get("kept", {}).get("embedding_source", self.descriptor)
+        if saved != self.descriptor:
+            raise ValueError(
+                f"descriptor is {self.descriptor!r}, and the saved run's embeddings are those of "
+                f"descriptor={saved!r}: set that, or train again"
+            )
 
     def forget(self) -> None:
         """φ, the embeddings, and their optimizer."""

@@ -189,6 +189,10 @@ def test_a_hypernetwork_starts_from_its_own_kind_of_descriptors(tmp_path):
         assert encoder in fedapps(*again, method, "--from", first / f"{start}-seed0", code=2)
     other = fedapps(*again, "pfedhn embedding-dim=7", "--from", first / "pfedhn-seed0", code=2)
     assert "embedding-dim is 7, and the saved embeddings have 1 entries" in other
+    reported = "pfedhn descriptor=class-proportions"
+    other = fedapps(*again, reported, "--from", first / "pfedhn-seed0", code=2)
+    assert "the saved run's embeddings are those of descriptor='learnt': set that, or" in other
+    assert not (tmp_path / "later").exists()
 
 
 def test_what_clients_have_kept_must_fit_the_run(tmp_path):
