@@ -10,7 +10,7 @@ from clients.core.arrays import from_record, to_record
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
 from fedapps.common.seeds import seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
-from strategies.core import checks_and_limits, evaluation, round_state, run_state, strategy
+from strategies.core import checks_and_limits, evaluation, round_state, run_state, strategy_hooks
 from strategies.core.replies import Node, Update, most_common
 from strategies.methods.fedavg import FedAvg
 
@@ -27,7 +27,9 @@ def test_a_share_of_three_clients_is_rounded_and_at_least_one(fraction, count):
 
 def test_every_draw_of_clients_has_a_generator_of_its_own(monkeypatch):
     noted = []
-    monkeypatch.setattr(strategy, "seed_of", lambda *words: noted.append(words) or seed_of(*words))
+    monkeypatch.setattr(
+        strategy_hooks, "seed_of", lambda *words: noted.append(words) or seed_of(*words)
+    )
     go(FedAvg(fraction_train=0.4, fraction_evaluate=0.4, evaluate_every=1, seed=5), num_rounds=2)
     evaluated = [(5, "evaluate", client) for client in (1, 2, 3)]
     assert noted == [(5, "sample", 1), *evaluated, (5, "sample", 2), *evaluated]
