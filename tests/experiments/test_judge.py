@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from pandas import DataFrame
+from PIL import Image
 from small_runs import SMALL
 
-from experiments.auto import judge
+from experiments.auto import figure, judge
 from experiments.auto.judge import Verdict, bars, choices_text, mean_of, read, verdict
 from experiments.auto.runs import (
     METHODS,
@@ -18,6 +20,7 @@ from experiments.auto.runs import (
     methods_for,
     scenarios,
 )
+from experiments.figures_site import TABLE
 from fedapps.planning import configured, read_request
 from fedapps.serverapp import run_in_process
 from fedapps.settings.experiments import experiments_root
@@ -164,8 +167,32 @@ RECORDS = sorted((experiments_root() / "auto" / "judged").glob("*.json"))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-def test_the_page_has_the_records_table(record):
-    page = experiments_root().parent / "docs" / "results" / "auto.md"
+def test_a_page_has_the_records_table(record):
+    results = experiments_root().parent / "docs" / "results"
+    pages = [(results / name).read_text("utf-8") for name in ("auto.md", "auto-before.md")]
     found = judge.read_record(record)
     lines = judge.table({scenario: mean_of(verdicts) for scenario, verdicts in found.items()})
-    assert "\n".join(lines) in page.read_text()
+    assert sum("\n".join(lines) in page for page in pages) == 1
+
+
+def test_the_figure_shows_the_records():
+    with Image.open(figure.IMAGE) as image:
+        assert image.text[TABLE] == figure.tables(), "python -m experiments.auto.figure"
+
+
+def test_the_figures_points():
+    """Rows are sorted by the gain of auto; bn-adapt is in no verdict, so it has no points."""
+    fixed = {"bbse": 3.0, "prior-em": 1.0, "t3a": -0.5, "tent": 0.0}
+    verdicts = {}
+    for name, gain in (("step", 2.0), ("iid", -0.2)):
+        gains = fixed | {"auto": gain}
+        harmed = dict.fromkeys(gains, 40.0) | {"auto": gain + 3}
+        verdicts[name] = Verdict([0], 80.0, gains, harmed, 3.5, {})
+    gains, harms = Figure().subplots(1, 2)
+    figure.draw(verdicts, gains, harms)
+    assert [label.get_text() for label in gains.get_yticklabels()] == ["iid", "step"]
+    points = {each.get_label(): each.get_offsets().tolist() for each in gains.collections}
+    assert points["auto"] == [[-0.2, 0.0], [2.0, 1.0]]
+    assert points["T3A"] == [[-0.5, 0.0], [-0.5, 1.0]]
+    assert "BN-adapt" not in points
+    assert harms.collections[-1].get_offsets().tolist() == [[2.8, 0.0], [5.0, 1.0]]
