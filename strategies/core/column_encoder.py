@@ -15,8 +15,8 @@ from clients.core.arrays import Arrays
 from clients.core.protocol import ENCODING, NUM_EXAMPLES, SHAPE, STATISTICS, SUMS
 from partitions.datasets.shared_encoding import Sent, SharedEncoding, agreeing, learnt
 from partitions.datasets.statistics_reading import read_encoding
-from strategies.core.checks_and_limits import Receiver
 from strategies.core.privacy import Privacy, participants_are_secret
+from strategies.core.receiver import Receiver
 from strategies.core.replies import DIFFERS, Node, Requirement, Update
 from strategies.core.round_state import Round
 

@@ -25,11 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clients.core.arrays import Arrays
-from strategies.core.checks_and_limits import (
-    MIN_REPLIES_FOR_NORMS,
-    MIN_REPLIES_FOR_QUARTILE,
-    lower_quantile,
-)
+from strategies.core.limits import MIN_REPLIES_FOR_NORMS, MIN_REPLIES_FOR_QUARTILE, lower_quantile
 
 COLUMNS = 65536  # entries of all answers that are compared at once, which bounds the memory
 LIARS = 0.1  # the share of the clients whose highest answers do not count

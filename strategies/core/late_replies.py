@@ -27,9 +27,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from clients.core.arrays import Arrays, as_type
-from strategies.core.checks_and_limits import Change, Receiver
 from strategies.core.latency import Latency
+from strategies.core.limits import Change
 from strategies.core.privacy import Privacy, participants_are_secret
+from strategies.core.receiver import Receiver
 from strategies.core.replies import Node, Update
 from strategies.core.round_state import Round, Sent
 

@@ -1,6 +1,6 @@
 """Nodes, what a strategy requires of their clients, and their replies.
 
-`strategies.core.checks_and_limits` checks a reply and limits its influence."""
+`strategies.core.reply_checks` checks a reply, `strategies.core.limits` limits its influence."""
 
 import math
 from collections import Counter
@@ -47,7 +47,7 @@ class Node:
 class Update:
     """A valid reply: arrays, sample count, metrics, and the metrics of a foreign client.
 
-    `rho` is ρ ≥ 1, the norm of its change in usual norms (`strategies.core.checks_and_limits`).
+    `rho` is ρ ≥ 1, the norm of its change in usual norms (`strategies.core.limits`).
     `not_finite` names the numbers that were left out because they overflowed."""
 
     node: Node

@@ -34,7 +34,6 @@ from clients.core.protocol import (
     START_ERROR,
 )
 from fedapps.common.errors import brief
-from strategies.core.checks_and_limits import checked_values, raw_values
 from strategies.core.nodes import Nodes, NodeTable
 from strategies.core.replies import (
     DIFFERS,
@@ -45,6 +44,7 @@ from strategies.core.replies import (
     error_of,
     has_raised,
 )
+from strategies.core.reply_checks import checked_values, raw_values
 
 POLL_SECONDS = 0.5
 ASKED_AT_ONCE = 5000  # nodes; a query and its reply take 3 kB of memory

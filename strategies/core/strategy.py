@@ -10,9 +10,9 @@ the rounds, as Flower or a wrapper calls them. A run calls, in this order:
 4. `configure_evaluate` calls `personalize`, every `evaluate_every` rounds.
 5. `aggregate_evaluate` computes the metrics and ends the round.
 
-The other files of this folder have one subject each: the roster of nodes (`roster`), replies with
-their checks and limits (`checks_and_limits`), metrics (`evaluation`), saved state (`run_state`) and
-privacy (`privacy`)."""
+The other files of this folder have one subject each: the roster of nodes (`roster`), replies
+(`receiver`), their checks (`reply_checks`) and limits (`limits`), metrics (`evaluation`), saved
+state (`run_state`) and privacy (`privacy`)."""
 
 import time
 from collections import Counter

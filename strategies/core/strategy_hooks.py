@@ -34,7 +34,6 @@ from clients.core.sgd import Optimizer
 from fedapps.common.seeds import SEED, seed_of
 from fedapps.common.settings import COUNT, NONNEGATIVE, POSITIVE_INT, Configured, setting
 from fedapps.common.settings import SECONDS as POSITIVE_SECONDS
-from strategies.core.checks_and_limits import Receiver
 from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.evaluation import Evaluation
 from strategies.core.kept_rounds import KeptRounds
@@ -42,6 +41,7 @@ from strategies.core.late_replies import LateReplies, rebased
 from strategies.core.latency import Latency
 from strategies.core.nodes import Nodes, as_nodes
 from strategies.core.privacy import Privacy
+from strategies.core.receiver import Receiver
 from strategies.core.repeated_runs import Construction, Rebuilding
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.roster import Roster

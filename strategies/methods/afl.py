@@ -16,7 +16,7 @@ from clients.core.simplex import project
 from clients.methods.afl import RISK
 from fedapps.common.settings import RATE, setting
 from strategies.core.aggregation import weighted_mean
-from strategies.core.checks_and_limits import bounded_weights
+from strategies.core.limits import bounded_weights
 from strategies.core.replies import Requirement, Update
 from strategies.core.strategy import PersonalizedStrategy
 

@@ -12,8 +12,8 @@ from typing import Any
 from clients.core.arrays import Arrays
 from clients.methods.atp import LEARN_RATES, RATES
 from strategies.core.aggregation import robust_mean
-from strategies.core.checks_and_limits import MIN_REPLIES_FOR_NORMS
 from strategies.core.count_limits import num_trimmed
+from strategies.core.limits import MIN_REPLIES_FOR_NORMS
 from strategies.core.replies import Requirement, Update
 from strategies.methods._two_phases import TwoPhases
 

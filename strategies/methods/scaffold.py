@@ -16,7 +16,7 @@ import numpy as np
 from clients.core.arrays import Arrays, group, is_statistic, prefixed
 from fedapps.common.settings import POSITIVE, setting
 from strategies.core.aggregation import mean, mean_statistics, weighted_mean
-from strategies.core.checks_and_limits import (
+from strategies.core.limits import (
     MIN_REPLIES_FOR_QUARTILE,
     bounded_weights,
     group_norms,

@@ -13,7 +13,7 @@ from clients.core.own_scores import TAKEN, load_scores, named_scores
 from fedapps.common import external_code
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, VALUES, Targets
 from fedapps.engines.in_process_grid import InProcessGrid
-from strategies.core.checks_and_limits import READERS
+from strategies.core.reply_checks import READERS
 
 
 class Largest:

@@ -35,7 +35,7 @@ from fedapps.settings.config import defaults, override
 from partitions import federation
 from partitions.datasets.loading import load
 from partitions.rules.registry import PARTITIONS
-from strategies.core.checks_and_limits import checked_values
+from strategies.core.reply_checks import checked_values
 
 SCRIPT = Path(sys.executable).parent / "fedapps"
 HELPER = """

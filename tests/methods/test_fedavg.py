@@ -6,7 +6,7 @@ from small_runs import update
 
 from clients.core.arrays import as_type, settled
 from strategies.core.aggregation import MEANS, mean, mean_statistics, robust_mean, weighted_mean
-from strategies.core.checks_and_limits import scaled
+from strategies.core.limits import scaled
 from strategies.methods.fedavg import FedAvg
 
 NAMES = ("w", "norm.running_mean", "norm.num_batches_tracked")

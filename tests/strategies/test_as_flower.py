@@ -15,8 +15,8 @@ from clients.core.protocol import CAPABILITIES
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.settings.config import defaults
 from strategies import AFL, FedAvg, FedRep
-from strategies.core.checks_and_limits import foreign_numbers
 from strategies.core.evaluation import foreign_means
+from strategies.core.reply_checks import foreign_numbers
 from strategies.core.roster import unlogged
 
 START = {"w": np.zeros(2, np.float32)}

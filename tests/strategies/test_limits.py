@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_runs import update
 
-from strategies.core.checks_and_limits import (
+from strategies.core.limits import (
     Change,
     NormHistory,
     bound_numbers,

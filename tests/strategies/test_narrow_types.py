@@ -7,7 +7,7 @@ from small_runs import update
 
 from clients.core.arrays import to_record
 from strategies.core.aggregation import robust_mean, weighted_mean
-from strategies.core.checks_and_limits import group_norms
+from strategies.core.limits import group_norms
 from strategies.core.replies import Node
 from strategies.maths.matching import layer_arrays, match, neurons
 from strategies.methods.fedamp import FedAMP

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from clients.core.arrays import to_record
 from fedapps.engines.in_process_grid import InProcessGrid
-from strategies.core.checks_and_limits import not_finite
+from strategies.core.reply_checks import not_finite
 from strategies.methods.fedavg import FedAvg
 
 START = {"w": np.zeros(2, np.float32)}

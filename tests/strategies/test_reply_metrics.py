@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients.core.protocol import CAPABILITIES
-from strategies.core.checks_and_limits import LARGEST, READERS, checked_values
+from strategies.core.reply_checks import LARGEST, READERS, checked_values
 
 ANYTHING = st.one_of(
     st.floats(), st.integers(), st.text(), st.binary(), st.booleans(), st.none(),

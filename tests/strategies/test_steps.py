@@ -10,7 +10,7 @@ from clients.core.arrays import from_record, to_record
 from clients.core.protocol import RESTORE_STATE, SAVE_STATE
 from fedapps.common.seeds import seed_of
 from fedapps.engines.in_process_grid import InProcessGrid
-from strategies.core import checks_and_limits, evaluation, round_state, run_state, strategy_hooks
+from strategies.core import evaluation, receiver, round_state, run_state, strategy_hooks
 from strategies.core.replies import Node, Update, most_common
 from strategies.methods.fedavg import FedAvg
 
@@ -327,7 +327,7 @@ def test_phases_follow_one_another(monkeypatch):
 
 def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
     """So that a round's replies do not lie in memory twice."""
-    events, read = [], checks_and_limits.read_reply
+    events, read = [], receiver.read_reply
 
     def noted(reply, node, *given):
         events.append(("read", node.id))
@@ -338,7 +338,7 @@ def test_a_reply_is_read_before_the_next_client_trains(monkeypatch):
             events.append((message.metadata.message_type, message.metadata.dst_node_id))
             return super()._deliver(message)
 
-    monkeypatch.setattr(checks_and_limits, "read_reply", noted)
+    monkeypatch.setattr(receiver, "read_reply", noted)
     go(FedAvg(), grid=Asking)
     trained = [("train", 1), ("read", 1), ("train", 2), ("read", 2), ("train", 3), ("read", 3)]
     assert events[3:9] == trained  # after three queries

@@ -8,7 +8,7 @@ from clients.core.arrays import from_record, to_record
 from fedapps.clientapp import answer
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.serverapp import run
-from strategies.core import checks_and_limits
+from strategies.core import limits
 
 
 def go(method, rounds, poisoned=0):
@@ -32,8 +32,8 @@ def go(method, rounds, poisoned=0):
 
 @pytest.mark.parametrize("method", ["scaffold", "pfedhn", "odpfl-hn"])
 def test_the_first_round_can_be_undone(method, monkeypatch):
-    monkeypatch.setattr(checks_and_limits, "ABSURD", np.inf)
-    monkeypatch.setattr(checks_and_limits, "LARGEST_NORM", np.inf)
+    monkeypatch.setattr(limits, "ABSURD", np.inf)
+    monkeypatch.setattr(limits, "LARGEST_NORM", np.inf)
     arrays, metrics = go(method, 2, poisoned=1)
     assert [metrics[n].get("undone") for n in (1, 2)] == [1, None]
     assert all(np.isfinite(a).all() for a in arrays.values() if a.dtype.kind == "f")
@@ -43,8 +43,8 @@ def test_the_first_round_can_be_undone(method, monkeypatch):
 def test_the_state_is_that_before_the_round(method, monkeypatch):
     """With the check of sizes off: the second of two rounds is undone and leaves one round's
     arrays; a third goes on from them as if nothing had been, momentum included."""
-    monkeypatch.setattr(checks_and_limits, "ABSURD", np.inf)
-    monkeypatch.setattr(checks_and_limits, "LARGEST_NORM", np.inf)
+    monkeypatch.setattr(limits, "ABSURD", np.inf)
+    monkeypatch.setattr(limits, "LARGEST_NORM", np.inf)
     one, _ = go(method, 1)
     two, metrics = go(method, 2, poisoned=2)
     assert metrics[2]["undone"] == 1
