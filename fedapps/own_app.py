@@ -31,7 +31,15 @@ from clients.core.flower_fast import (
 from clients.core.mixed_precision import check_autocast
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
-from clients.core.protocol import LOSS, METHOD, NUM_EXAMPLES, STATISTICS, SUMS
+from clients.core.protocol import (
+    CLASS_NAMES,
+    COLUMNS,
+    LOSS,
+    METHOD,
+    NUM_EXAMPLES,
+    STATISTICS,
+    SUMS,
+)
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import (
     InputShapeError,
@@ -265,7 +273,8 @@ def client_app(
         if loss is not None:
             criterion = OwnLoss(loss, task, from_logits(outputs, task))
             client.criterion = criterion.to(client.device)
-        client.columns = form.columns
+        digests = {COLUMNS: form.columns, CLASS_NAMES: form.class_names}
+        client.common = {name: value for name, value in digests.items() if value}
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
         client.method_clients = chosen_clients(client, config, method)

@@ -52,6 +52,7 @@ from clients.core.arrays import (
 from clients.core.projections import read_projections
 from clients.core.protocol import (
     CAPABILITIES,
+    CLASS_NAMES,
     CLIENT,
     COLUMNS,
     COUNTS,
@@ -211,6 +212,7 @@ READERS: dict[str, Reader] = {
     NUM_EXAMPLES: SAMPLES,
     INPUT_SIZE: integer(1, 10**9),
     COLUMNS: text(),
+    CLASS_NAMES: text(),
     PUBLIC: projections_text,
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),

@@ -7,8 +7,8 @@ requires.
 A client id belongs to the first node that gave it, as long as that node is present. A node is
 banned if it returns with another client id, role or model, or if it gives the id of a known client
 with another role or model. A node is refused, until its next answer, if its answer is malformed,
-its client id is taken, or its table has other columns, or its public samples are others, than
-those of most of the first nodes."""
+its client id is taken, or its table has other columns, or its classes other names, or its public
+samples are others, than those of most of the first nodes."""
 
 import time
 from collections import Counter, defaultdict
@@ -26,6 +26,7 @@ from flwr.serverapp import Grid
 from clients.core.projections import are_alike
 from clients.core.protocol import (
     CAPABILITIES,
+    CLASS_NAMES,
     CLIENT,
     COLUMNS,
     MODEL,
@@ -39,6 +40,7 @@ from strategies.core.nodes import Nodes, NodeTable
 from strategies.core.replies import (
     DIFFERS,
     LACKS,
+    OTHER_CLASSES,
     OTHER_PUBLIC,
     Node,
     Requirement,
@@ -66,6 +68,13 @@ COMMON = {
         "its table has other columns than those of most nodes, or the same in another order; give "
         "all nodes the same columns in one order, or set standardize='training-clients' in "
         "client_app and server_app, which finds columns by name",
+        eq,
+    ),
+    CLASS_NAMES: Common(
+        OTHER_CLASSES,
+        "its classes have other names than those of most nodes, or the same in another order, so "
+        "its labels mean other classes; number the classes by one list on all nodes, by "
+        "target_transform of ImageFolder or align_labels_with_mapping of datasets",
         eq,
     ),
     PUBLIC: Common(
