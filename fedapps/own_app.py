@@ -31,9 +31,11 @@ from clients.core.flower_fast import (
 from clients.core.mixed_precision import check_autocast
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
+from clients.core.projections import projections_of_parameters
 from clients.core.protocol import (
     CLASS_NAMES,
     COLUMNS,
+    FROZEN,
     LOSS,
     METHOD,
     NUM_EXAMPLES,
@@ -313,6 +315,8 @@ def client_app(
             return terms.given
         try:
             client = make_client(context, *checked(message, context), settings_of(message))
+            if message.metadata.message_type == "query" and (frozen := client.shared_frozen()):
+                client.common[FROZEN] = projections_of_parameters(frozen)
             reply = reply_of(client, message, context)
         except Exception as error:
             reply = opening_error(error, message, context)

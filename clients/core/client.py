@@ -645,6 +645,11 @@ class Client(Configured, NumPyClient):
             INPUT_SIZE: math.prod(self.share.everything.x.shape[1:]),
         }
 
+    def shared_frozen(self) -> list[nn.Parameter]:
+        """The frozen parameters that no client has to itself: never sent, but the same on all."""
+        named = layout_of(self.model).parameters.items()
+        return [p for name, p in named if name in self.frozen and not self.is_personal(name)]
+
     def check_own_code(self) -> None:
         """Raise ValueError for a user's code that fails on the client's inputs, if the method calls
         some only after training. Called before the first round."""

@@ -36,6 +36,7 @@ INPUT_SIZE = "input-size"  # numbers in one input
 COLUMNS = "table-columns"  # a digest of its columns' names in their order, if it has a table
 CLASS_NAMES = "class-names"  # a digest of its classes' names in their order, if it has such
 PUBLIC = "public-projections"  # of its public samples, see `clients.core.projections`
+FROZEN = "frozen-projections"  # of its network's frozen parameters, the same
 START_ERROR = "error"  # why it cannot start
 MAX_REASON = 500  # characters of it, so that a sentence says to its end what to write
 

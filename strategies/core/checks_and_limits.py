@@ -57,6 +57,7 @@ from clients.core.protocol import (
     COLUMNS,
     COUNTS,
     DOMAIN,
+    FROZEN,
     HEAD,
     INPUT_SIZE,
     LOSS,
@@ -196,7 +197,7 @@ def sums(value: Any) -> list[float]:
 
 
 def projections_text(value: Any) -> str:
-    """Projections of public samples, see `clients.core.projections`."""
+    """Projections of public samples or of frozen parameters, see `clients.core.projections`."""
     read_projections(value)
     return str(value)
 
@@ -214,6 +215,7 @@ READERS: dict[str, Reader] = {
     COLUMNS: text(),
     CLASS_NAMES: text(),
     PUBLIC: projections_text,
+    FROZEN: projections_text,
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),

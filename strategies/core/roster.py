@@ -8,7 +8,7 @@ A client id belongs to the first node that gave it, as long as that node is pres
 banned if it returns with another client id, role or model, or if it gives the id of a known client
 with another role or model. A node is refused, until its next answer, if its answer is malformed,
 its client id is taken, or its table has other columns, or its classes other names, or its public
-samples are others, than those of most of the first nodes."""
+samples or frozen parameters are others, than those of most of the first nodes."""
 
 import time
 from collections import Counter, defaultdict
@@ -29,6 +29,7 @@ from clients.core.protocol import (
     CLASS_NAMES,
     CLIENT,
     COLUMNS,
+    FROZEN,
     MODEL,
     NOVEL,
     PUBLIC,
@@ -41,6 +42,7 @@ from strategies.core.replies import (
     DIFFERS,
     LACKS,
     OTHER_CLASSES,
+    OTHER_FROZEN,
     OTHER_PUBLIC,
     Node,
     Requirement,
@@ -81,6 +83,13 @@ COMMON = {
         OTHER_PUBLIC,
         "its public samples are not those of most nodes, or come in another order; give all nodes "
         "the same public samples in one order, prepared alike",
+        are_alike,
+    ),
+    FROZEN: Common(
+        OTHER_FROZEN,
+        "its network's frozen parameters are not those of most nodes, and they are never sent; "
+        "load the same weights on all nodes, or keep numbers of a node alone in buffers with "
+        "persistent=False",
         are_alike,
     ),
 }
