@@ -33,10 +33,12 @@ from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
 from clients.core.projections import projections_of_parameters
 from clients.core.protocol import (
+    AXES,
     CLASS_NAMES,
     COLUMNS,
     FROZEN,
     LOSS,
+    MAGNITUDE,
     METHOD,
     NUM_EXAMPLES,
     STATISTICS,
@@ -92,7 +94,14 @@ from fedapps.node.bridge import opening_error, register, reply_of, unpack
 from fedapps.node.context import identity
 from fedapps.node.ledger import agreed_terms, protected
 from fedapps.node.mods import checked_mods
-from fedapps.node.own_data import batches_of, draws_of, say_what_is_unused, share_of
+from fedapps.node.own_data import (
+    axes_of,
+    batches_of,
+    draws_of,
+    magnitude_of,
+    say_what_is_unused,
+    share_of,
+)
 from fedapps.node.own_encoding import (
     TableReader,
     encoded,
@@ -235,12 +244,14 @@ def client_app(
             encoding = encoding_in(message)
             form = form_of(context, config, TableReader(encoding))
             share = share_of(samples, context, public, form)
+            axes = axes_of(share.everything)
             share = unencoded(share, message) if encoding is None else encoded(share, encoding)
             if encoding is not None and share.novel:
                 say_distance(share, encoding)
         else:
             form = form_of(context, config, None)
             share = share_of(samples, context, public, form)
+            axes = axes_of(share.everything)
             if share.novel:
                 say_once(UNKNOWN_DISTANCE)
         shape = tuple(share.everything.x.shape[1:])
@@ -275,8 +286,8 @@ def client_app(
         if loss is not None:
             criterion = OwnLoss(loss, task, from_logits(outputs, task))
             client.criterion = criterion.to(client.device)
-        digests = {COLUMNS: form.columns, CLASS_NAMES: form.class_names}
-        client.common = {name: value for name, value in digests.items() if value}
+        common = {COLUMNS: form.columns, CLASS_NAMES: form.class_names, AXES: axes}
+        client.common = {name: value for name, value in common.items() if value}
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
         client.method_clients = chosen_clients(client, config, method)
@@ -315,8 +326,8 @@ def client_app(
             return terms.given
         try:
             client = make_client(context, *checked(message, context), settings_of(message))
-            if message.metadata.message_type == "query" and (frozen := client.shared_frozen()):
-                client.common[FROZEN] = projections_of_parameters(frozen)
+            if message.metadata.message_type == "query":
+                client.common |= _of_values(client)
             reply = reply_of(client, message, context)
         except Exception as error:
             reply = opening_error(error, message, context)
@@ -342,6 +353,17 @@ def client_app(
     if is_scaled:
         register(app, STATISTICS, send_sums)
     return app
+
+
+def _of_values(client: Client) -> dict[str, Any]:
+    """What nodes have in common of the values of frozen parameters and of inputs."""
+    common: dict[str, Any] = {}
+    if frozen := client.shared_frozen():
+        common[FROZEN] = projections_of_parameters(frozen)
+    magnitude = magnitude_of(client.share.everything)
+    if magnitude is not None and not takes_whole_numbers(client.model):
+        common[MAGNITUDE] = magnitude
+    return common
 
 
 def _checked_draws(method: str, samples: Any, client: Client) -> Draws | None:

@@ -51,6 +51,7 @@ from clients.core.arrays import (
 )
 from clients.core.projections import read_projections
 from clients.core.protocol import (
+    AXES,
     CAPABILITIES,
     CLASS_NAMES,
     CLIENT,
@@ -61,6 +62,7 @@ from clients.core.protocol import (
     HEAD,
     INPUT_SIZE,
     LOSS,
+    MAGNITUDE,
     MAX_REASON,
     MODEL,
     NOVEL,
@@ -202,6 +204,14 @@ def projections_text(value: Any) -> str:
     return str(value)
 
 
+def lengths(value: Any) -> str:
+    """The lengths of two or three axes, as words."""
+    words = str(value)[:100].split()
+    if len(words) not in (2, 3) or not all(word.isdecimal() for word in words):
+        raise ValueError("must be two or three whole numbers")
+    return " ".join(words)
+
+
 SAMPLES = integer(0, 10**9)
 READERS: dict[str, Reader] = {
     CAPABILITIES: text(),
@@ -216,6 +226,8 @@ READERS: dict[str, Reader] = {
     CLASS_NAMES: text(),
     PUBLIC: projections_text,
     FROZEN: projections_text,
+    AXES: lengths,
+    MAGNITUDE: integer(-2000, 2000),
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),

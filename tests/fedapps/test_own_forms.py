@@ -196,12 +196,8 @@ def test_a_node_that_numbers_its_classes_otherwise_is_refused(form, caplog, monk
         images = in_folders(node, tmp_path)
         return (images if form == "folders" else Subset(images, [0, 1, 2, 3]),) * 2
 
-    flat = (
-        {}
-        if form == "datasets"
-        else {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), "shape": (3, 1, 3)}
-    )
-    assert trained(data, count=3, **flat)[1]["train-clients"] == 2
+    options = {} if form == "datasets" else {"model": flat, "shape": (3, 1, 3)}
+    assert trained(data, count=3, **options)[1]["train-clients"] == 2
     assert "refused, classes: its classes have other names than those of most" in caplog.text
 
 
@@ -232,6 +228,56 @@ def test_validation_samples_have_the_classes_of_training_samples():
     features = Features({"x": List(Value("float32")), "label": ClassLabel(names=["cat"])})
     cats = Dataset.from_dict({"x": X.tolist(), "label": [0] * len(X)}, features)
     assert trained((with_class_label(0), cats))[1]["train-clients"] == 1
+
+
+def flat():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+
+
+def pooled(*, tokens=0):
+    """A network for images of any size, and for token ids."""
+    if tokens:
+        return nn.Sequential(nn.Embedding(tokens, 3), nn.Flatten(), nn.Linear(6, 2))
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 2))
+
+
+IMAGES = torch.rand(20, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.arange(40).view(20, 2)
+AXES_SAID = "inputs have the axes of most nodes' inputs in another order, such as channels last"
+UNITS_SAID = "inputs are more than thirty times as large or as small as those of most nodes"
+OTHER_INPUTS = {
+    "channels last": (IMAGES, IMAGES.permute(0, 2, 3, 1), flat, AXES_SAID),
+    "time first": (IMAGES[:, 0], IMAGES[:, 0].permute(0, 2, 1), flat, AXES_SAID),
+    "bytes": (IMAGES, (255 * IMAGES).byte(), flat, UNITS_SAID),
+    "metres": (100 * X, X, linear, UNITS_SAID),
+    "upright": (IMAGES, IMAGES.transpose(2, 3), pooled, ""),
+    "one channel": (IMAGES[:, :1], IMAGES[:, :1].permute(0, 2, 3, 1), flat, ""),
+    "dark": (IMAGES, IMAGES / 20, flat, ""),
+    "black": (255 * IMAGES, 0 * IMAGES, flat, ""),
+    "tokens": (TOKENS % 2, TOKENS % 2 + 998, lambda: pooled(tokens=1000), ""),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_INPUTS)
+def test_inputs_in_another_order_or_unit_are_said(name, caplog, monkeypatch):
+    """Node 2's; a network may tell them apart, so all three are trained."""
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    x, other, model, words = OTHER_INPUTS[name]
+
+    def data(node):
+        return ((other if node == 2 else x, Y),) * 2
+
+    shape = tuple(x.shape[1:])
+    assert trained(data, model, shape, count=3)[1]["train-clients"] == 3
+    for said in (AXES_SAID, UNITS_SAID):
+        assert caplog.text.count(f"node 3: its {said}") == (said == words)
+    if name == "channels last":
+        caplog.clear()
+        monkeypatch.setattr(once, "_said", set())
+        scaled = {"count": 3, "standardize": "training-clients"}
+        assert trained(data, model, shape, **scaled)[1]["train-clients"] == 3
+        assert caplog.text.count(f"node 3: its {AXES_SAID}") == 1
 
 
 def test_a_mini_batch_of_one_sample_names_the_batch_size_that_fits():
