@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from fedapps.common.tasks import VALUES, Targets
+from partitions.datasets.alike import note_alike
 from partitions.datasets.description import (
     CATEGORY,
     IMAGE,
@@ -167,6 +168,8 @@ def learnt(sent: Sequence[Sent], missing: str, notes: list[str]) -> SharedEncodi
         if feature is None:
             constant.append(column.name)
             continue
+        if note := note_alike(feature.categories, f"column {column.name}:", "categories"):
+            notes.append(note)
         features.append(feature)
         others = len(feature.outputs)
         if feature.kind == NUMBER:

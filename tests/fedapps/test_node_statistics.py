@@ -665,6 +665,19 @@ def test_a_column_in_another_unit_is_named(caplog, monkeypatch):
     assert said == [f"{words} unless they are so, give all nodes one unit"]
 
 
+def test_categories_that_nodes_write_otherwise_are_named():
+    """One node's Yes is another column than the others' yes."""
+    sent = []
+    for word in ("yes", "yes", "Yes"):
+        smoker = Sums("smoker", "category", 4, categories={word: 2, "no": 2})
+        sent.append(Sent("", Statistics("table", 4, (smoker,))))
+    notes = []
+    assert learnt(sent, "", notes).table.outputs == ("smoker=Yes", "smoker=no", "smoker=yes")
+    assert [note.partition(",")[0] for note in notes] == [
+        "column smoker: Yes and yes are several categories"
+    ]
+
+
 def in_units(*factors, inputs="image", empty=False):
     """Statistics of clients with the inputs and the values 3 and 4 times a factor."""
     sent = []
