@@ -43,6 +43,7 @@ from clients.core.protocol import (
     NUM_EXAMPLES,
     STATISTICS,
     SUMS,
+    VALUE_MAGNITUDE,
 )
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import (
@@ -68,7 +69,7 @@ from fedapps.common import external_code
 from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import present_key
-from fedapps.common.tasks import BINARY
+from fedapps.common.tasks import BINARY, VALUES
 from fedapps.common.torch_defaults import torch_defaults
 from fedapps.component_settings import (
     OF_SGD,
@@ -356,13 +357,19 @@ def client_app(
 
 
 def _of_values(client: Client) -> dict[str, Any]:
-    """What nodes have in common of the values of frozen parameters and of inputs."""
+    """What nodes have in common of the numbers in frozen parameters, inputs and labels."""
     common: dict[str, Any] = {}
     if frozen := client.shared_frozen():
         common[FROZEN] = projections_of_parameters(frozen)
-    magnitude = magnitude_of(client.share.everything)
+    samples = client.share.everything
+    magnitude = magnitude_of(samples)
     if magnitude is not None and not takes_whole_numbers(client.model):
         common[MAGNITUDE] = magnitude
+    # With one scaling for all nodes the server compares these by the sums.
+    if client.share.targets.task == VALUES and STATISTICS not in client.offers:
+        magnitude = magnitude_of(samples, of_labels=True)
+        if magnitude is not None:
+            common[VALUE_MAGNITUDE] = magnitude
     return common
 
 

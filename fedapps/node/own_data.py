@@ -115,13 +115,15 @@ def axes_of(samples: Samples) -> str:
     return " ".join(map(str, shape))
 
 
-def magnitude_of(samples: Samples) -> int | None:
-    """The exponent of the power of two above the mean absolute value of the first inputs. None for
-    items, which are read when they are needed, for several input tensors, and if all are 0."""
+def magnitude_of(samples: Samples, of_labels: bool = False) -> int | None:
+    """The exponent of the power of two above the mean absolute value of the first inputs, or of
+    their labels. None for items, which are read when they are needed, for several input tensors,
+    if all are 0, and without labels."""
     if not samples.fixed or parts_of(samples):
         return None
-    rows = samples.index[: FIRST // math.prod(samples.x.shape[1:]) + 1]
-    mean = float(samples.x[rows].double().abs().mean())
+    values = samples.y if of_labels else samples.x
+    rows = samples.index[: FIRST // math.prod(values.shape[1:]) + 1]
+    mean = float(values[rows].double().abs().mean())
     return math.frexp(mean)[1] if 0 < mean < math.inf else None
 
 

@@ -74,6 +74,7 @@ from clients.core.protocol import (
     SUMS,
     TRAINING_ERROR,
     UNLABELED,
+    VALUE_MAGNITUDE,
     VALUE_SUMS,
 )
 from fedapps.common.errors import bounded, brief, cause_of
@@ -228,6 +229,7 @@ READERS: dict[str, Reader] = {
     FROZEN: projections_text,
     AXES: lengths,
     MAGNITUDE: integer(-2000, 2000),
+    VALUE_MAGNITUDE: integer(-2000, 2000),
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),

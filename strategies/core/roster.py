@@ -36,6 +36,7 @@ from clients.core.protocol import (
     NOVEL,
     PUBLIC,
     START_ERROR,
+    VALUE_MAGNITUDE,
 )
 from fedapps.common.errors import brief
 from fedapps.common.once import say_once
@@ -113,6 +114,12 @@ COMMON = {
         "",
         "its inputs are more than thirty times as large or as small as those of most nodes; unless "
         "they are so, give all nodes one unit, such as pixels in [0, 1]",
+        have_one_unit,
+    ),
+    VALUE_MAGNITUDE: Common(
+        "",
+        "its values to predict are more than thirty times as large or as small as those of most "
+        "nodes; unless they are so, give all nodes one unit",
         have_one_unit,
     ),
     FROZEN: Common(

@@ -243,6 +243,7 @@ def pooled(*, tokens=0):
 
 IMAGES = torch.rand(20, 3, 4, 6, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.arange(40).view(20, 2)
+SCALED = {"standardize": "training-clients"}
 AXES_SAID = "inputs have the axes of most nodes' inputs in another order, such as channels last"
 UNITS_SAID = "inputs are more than thirty times as large or as small as those of most nodes"
 OTHER_INPUTS = {
@@ -275,9 +276,26 @@ def test_inputs_in_another_order_or_unit_are_said(name, caplog, monkeypatch):
     if name == "channels last":
         caplog.clear()
         monkeypatch.setattr(once, "_said", set())
-        scaled = {"count": 3, "standardize": "training-clients"}
-        assert trained(data, model, shape, **scaled)[1]["train-clients"] == 3
+        assert trained(data, model, shape, count=3, **SCALED)[1]["train-clients"] == 3
         assert caplog.text.count(f"node 3: its {AXES_SAID}") == 1
+
+
+@pytest.mark.parametrize(("factor", "settings"), [(1000, {}), (2, {}), (1000, SCALED)])
+def test_values_in_another_unit_are_said(factor, settings, caplog, monkeypatch):
+    """Those of node 1; with one scaling for all nodes the server sees it in the sums."""
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def data(node):
+        return ((X, X[:, 0] * (factor if node == 1 else 1)),) * 2
+
+    trained(data, lambda: nn.Linear(3, 1), count=3, task="values", lr=1e-3, **settings)
+    said = [record.getMessage() for record in caplog.records if " unit" in record.getMessage()]
+    word = (
+        "client 1, value 0 to predict: " if settings else "node 2: its values to predict are more"
+    )
+    assert len(said) == (factor == 1000)
+    assert all(text.startswith(word) for text in said)
 
 
 def test_a_mini_batch_of_one_sample_names_the_batch_size_that_fits():
