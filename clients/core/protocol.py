@@ -39,6 +39,9 @@ PUBLIC = "public-projections"  # of its public samples, see `clients.core.projec
 AXES = "input-axes"  # the lengths of its inputs' axes, if these may stand in another order
 MAGNITUDE = "input-magnitude"  # the power of two above the mean of its inputs' absolute values
 VALUE_MAGNITUDE = "value-magnitude"  # the same of its values to predict
+SCALING = (
+    "export-scaling"  # a digest of the constants that scale the inputs and values of its export
+)
 FROZEN = "frozen-projections"  # of its network's frozen parameters, the same
 START_ERROR = "error"  # why it cannot start
 MAX_REASON = 500  # characters of it, so that a sentence says to its end what to write

@@ -35,6 +35,7 @@ from clients.core.protocol import (
     MODEL,
     NOVEL,
     PUBLIC,
+    SCALING,
     START_ERROR,
     VALUE_MAGNITUDE,
 )
@@ -121,6 +122,12 @@ COMMON = {
         "its values to predict are more than thirty times as large or as small as those of most "
         "nodes; unless they are so, give all nodes one unit",
         have_one_unit,
+    ),
+    SCALING: Common(
+        "",
+        "its data were exported with another scaling of inputs or values than those of most nodes; "
+        "unless each node is to have its own, export all of them from one dataset",
+        eq,
     ),
     FROZEN: Common(
         OTHER_FROZEN,
