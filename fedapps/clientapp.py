@@ -1,5 +1,6 @@
 """The Flower ClientApp: builds the method's client for a node and lets it answer."""
 
+import hashlib
 import os
 from collections import deque
 from functools import lru_cache
@@ -11,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 import partitions
 from clients.core.client import Client
-from clients.core.protocol import SERVE, WANTS
+from clients.core.protocol import SCALING, SERVE, WANTS
 from fedapps.building import Builder, with_public
 from fedapps.common import external_code
 from fedapps.common.external_code import is_reference
@@ -75,13 +76,23 @@ def make_client(context: Context, method: str) -> Client:
         config = config | own_privacy(config, method, float(node["descriptor-epsilon"]))
     if not simulated:
         config = _with_rate(config, context, info)
-    return Builder(config, method, info).client(share, client_id, model)
+    client = Builder(config, method, info).client(share, client_id, model)
+    if card is None and not share.novel:
+        client.common = {SCALING: _scaling(share)}
+    return client
 
 
 def simulated_client(config: Config, method: str, client_id: int) -> Client:
     """The method's client of this id in a simulation of the run."""
     node = dict(simulated_node(client_id, int(config["num-clients"])))
     return make_client(Context(0, 0, node, RecordDict(), config), method)
+
+
+def _scaling(share: Share) -> str:
+    """A digest of the constants that scale the inputs, and the values to predict."""
+    whole = share.everything
+    constants = (whole.scale, whole.mean, whole.std, share.targets.mean, share.targets.std)
+    return hashlib.sha256(repr(constants).encode()).hexdigest()[:16]
 
 
 def _with_rate(config: Config, context: Context, info: Info) -> Config:

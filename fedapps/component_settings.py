@@ -12,7 +12,7 @@ from typing import Any
 
 from clients.core.client import Client
 from clients.core.own_optimizer import TORCH_DEFAULTS, OwnOptimizer
-from clients.core.protocol import APP_SETTINGS
+from clients.core.protocol import APP_SETTINGS, METHOD
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.common.tasks import AUTO, CLASSES, TASKS
@@ -326,8 +326,8 @@ def announced(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def check_agreement(
     method: str, config: Config, given: Mapping[str, Any], message: Mapping[str, Any]
 ) -> None:
-    """Raise Refusal where this client's settings contradict those that the server's component was
-    given, which the config of its `message` holds.
+    """Raise Refusal where this client's method or settings contradict those that the server's
+    component was given, which the config of its `message` holds.
 
     Compared are settings that one component was given and the other reads."""
     own = {key.removeprefix(f"{method}.") for key in given} - _keys(Privacy)
@@ -340,6 +340,11 @@ def check_agreement(
                 "server's strategy, and not to client_app"
             )
         return
+    if message.get(METHOD, method) != method:
+        raise Refusal(
+            f"client_app has the method {method!r} and server_app {message[METHOD]!r}; give both "
+            "the same"
+        )
     theirs = json.loads(str(message[APP_SETTINGS]))
     there = initial_configuration(method)
     mode = str(theirs.get("dp", "none"))

@@ -31,7 +31,20 @@ from clients.core.flower_fast import (
 from clients.core.mixed_precision import check_autocast
 from clients.core.own_scores import Scores, named_scores
 from clients.core.privacy import settings_of
-from clients.core.protocol import LOSS, METHOD, NUM_EXAMPLES, STATISTICS, SUMS
+from clients.core.projections import projections_of_parameters
+from clients.core.protocol import (
+    AXES,
+    CLASS_NAMES,
+    COLUMNS,
+    FROZEN,
+    LOSS,
+    MAGNITUDE,
+    METHOD,
+    NUM_EXAMPLES,
+    STATISTICS,
+    SUMS,
+    VALUE_MAGNITUDE,
+)
 from clients.methods._preferences import GlobalClient
 from clients.models.foreign import (
     InputShapeError,
@@ -56,7 +69,7 @@ from fedapps.common import external_code
 from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import present_key
-from fedapps.common.tasks import BINARY
+from fedapps.common.tasks import BINARY, VALUES
 from fedapps.common.torch_defaults import torch_defaults
 from fedapps.component_settings import (
     OF_SGD,
@@ -82,7 +95,14 @@ from fedapps.node.bridge import opening_error, register, reply_of, unpack
 from fedapps.node.context import identity
 from fedapps.node.ledger import agreed_terms, protected
 from fedapps.node.mods import checked_mods
-from fedapps.node.own_data import batches_of, draws_of, say_what_is_unused, share_of
+from fedapps.node.own_data import (
+    axes_of,
+    batches_of,
+    draws_of,
+    magnitude_of,
+    say_what_is_unused,
+    share_of,
+)
 from fedapps.node.own_encoding import (
     TableReader,
     encoded,
@@ -225,12 +245,14 @@ def client_app(
             encoding = encoding_in(message)
             form = form_of(context, config, TableReader(encoding))
             share = share_of(samples, context, public, form)
+            axes = axes_of(share.everything)
             share = unencoded(share, message) if encoding is None else encoded(share, encoding)
             if encoding is not None and share.novel:
                 say_distance(share, encoding)
         else:
             form = form_of(context, config, None)
             share = share_of(samples, context, public, form)
+            axes = axes_of(share.everything)
             if share.novel:
                 say_once(UNKNOWN_DISTANCE)
         shape = tuple(share.everything.x.shape[1:])
@@ -265,7 +287,8 @@ def client_app(
         if loss is not None:
             criterion = OwnLoss(loss, task, from_logits(outputs, task))
             client.criterion = criterion.to(client.device)
-        client.columns = form.columns
+        common = {COLUMNS: form.columns, CLASS_NAMES: form.class_names, AXES: axes}
+        client.common = {name: value for name, value in common.items() if value}
         client.own_scores = own_scores
         client.own_optimizer = own_optimizer
         client.method_clients = chosen_clients(client, config, method)
@@ -304,6 +327,8 @@ def client_app(
             return terms.given
         try:
             client = make_client(context, *checked(message, context), settings_of(message))
+            if message.metadata.message_type == "query":
+                client.common |= _of_values(client)
             reply = reply_of(client, message, context)
         except Exception as error:
             reply = opening_error(error, message, context)
@@ -329,6 +354,23 @@ def client_app(
     if is_scaled:
         register(app, STATISTICS, send_sums)
     return app
+
+
+def _of_values(client: Client) -> dict[str, Any]:
+    """What nodes have in common of the numbers in frozen parameters, inputs and labels."""
+    common: dict[str, Any] = {}
+    if frozen := client.shared_frozen():
+        common[FROZEN] = projections_of_parameters(frozen)
+    samples = client.share.everything
+    magnitude = magnitude_of(samples)
+    if magnitude is not None and not takes_whole_numbers(client.model):
+        common[MAGNITUDE] = magnitude
+    # With one scaling for all nodes the server compares these by the sums.
+    if client.share.targets.task == VALUES and STATISTICS not in client.offers:
+        magnitude = magnitude_of(samples, of_labels=True)
+        if magnitude is not None:
+            common[VALUE_MAGNITUDE] = magnitude
+    return common
 
 
 def _checked_draws(method: str, samples: Any, client: Client) -> Draws | None:

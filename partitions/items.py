@@ -19,8 +19,10 @@ from partitions.pictures import LOOKED_AT, check_pixels, pictures_in
 from partitions.reading import (
     Form,
     Read,
+    check_classes,
     check_fits,
     check_whole,
+    label_name,
     labels_of_node,
     read,
     say_gaps,
@@ -165,6 +167,8 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
         count = 1 if sample.label is None else len(as_array(sample.label))
         check_batch(collate, 1, len(sample.tensors[0]), count)
     _check_label(sample.label, form.task, batched)
+    if sample.label is not None and not batched:  # a collate function may number them anew
+        check_classes(_class_names(items, form), form)
     shape = packed_shape(parts) if parts else sample.tensors[0].shape[int(batched) :]
     # Only the shape of these inputs matters: they take no memory, and are never read.
     placeholder = torch.zeros(1).expand(len(items), *shape)
@@ -181,6 +185,24 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
         collate=collate,
         parts=parts,
     )
+
+
+def _class_names(items: Any, form: Form) -> list[str]:
+    """The names of a dataset's classes by their numbers: of torchvision's folders, or of a
+    `datasets.Dataset` whose labels have them. [] for others, and where a transform of the user's
+    may number the classes anew."""
+    while type(items) is Subset:
+        items = items.dataset
+    if type(items).__module__ == "torchvision.datasets.folder":
+        return [] if items.target_transform is not None else list(items.classes)
+    features = getattr(items, "features", None)
+    given = getattr(items, "format", None)
+    if not isinstance(features, Mapping) or not isinstance(given, Mapping):
+        return []
+    if given["type"] == "custom":
+        return []
+    shown = {name: features[name] for name in given["columns"]}
+    return list(getattr(shown[label_name(shown, form)], "names", None) or [])
 
 
 def _with_pictures(items: Any) -> Any:

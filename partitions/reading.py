@@ -37,7 +37,8 @@ class Form:
 
     Samples `may_lack_label` if their client is novel. `table` reads columns by name, without the
     label, as inputs (n, d), where all nodes share an encoding. `order` holds the columns of a table
-    in the order of the samples that are read first, in which those of all others are put."""
+    in the order of the samples that are read first, in which those of all others are put, and
+    `classes` the names of these samples' classes by their numbers, where a dataset has them."""
 
     task: str = CLASSES
     label: str = ""
@@ -45,13 +46,23 @@ class Form:
     may_lack_label: bool = False
     table: Callable[[Mapping[str, Any]], np.ndarray] | None = None
     order: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
 
     @property
     def columns(self) -> str:
         """A digest of `order`; "" before a table was read."""
-        if not self.order:
-            return ""
-        return hashlib.sha256("\n".join(self.order).encode()).hexdigest()[:16]
+        return _digest(self.order)
+
+    @property
+    def class_names(self) -> str:
+        """A digest of `classes`; "" without any."""
+        return _digest(self.classes)
+
+
+def _digest(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -244,6 +255,19 @@ def ordered(names: list[str], form: Form) -> list[str]:
             "samples the same columns"
         )
     return list(form.order)
+
+
+def check_classes(names: Sequence[str], form: Form) -> None:
+    """Raise ValueError if the `names` of classes contradict those of the samples that were read
+    first: then a label means another class."""
+    if not form.classes:
+        form.classes.extend(names)
+    for number, (name, first) in enumerate(zip(names, form.classes, strict=False)):
+        if name != first:
+            raise ValueError(
+                f"class {number} is {name!r:.80}, and in the training samples {first!r:.80}; "
+                "number the classes of all samples by one list"
+            )
 
 
 def is_table(given: Any) -> bool:

@@ -43,7 +43,6 @@ from clients.core.own_scores import OwnScore
 from clients.core.protocol import (
     BOUND,
     CLIENT,
-    COLUMNS,
     INPUT_SIZE,
     LOSS,
     LR_FACTOR,
@@ -280,7 +279,7 @@ class Client(Configured, NumPyClient):
         self.autocast = ""  # type of forward passes in local training, "": that of the parameters
         self.draws: Draws | None = None  # of the user, in place of passes over all samples
         self.own_scores: Mapping[str, OwnScore] = {}
-        self.columns = ""  # a digest of its table's columns, which the server compares
+        self.common: Config = {}  # properties that all nodes share, which the server compares
         # Clients of the methods that this one chooses from, by name, with this one's network.
         self.method_clients: Mapping[str, Client] = {}
         # The arrays that persist on the client between rounds.
@@ -632,14 +631,12 @@ class Client(Configured, NumPyClient):
                 )
 
     def get_properties(self, config: Config) -> Config:
-        """The client's identity, role and sample count, whether it has no labels, and the digest of
-        its columns."""
+        """The client's identity, role and sample count, whether it has no labels, and what all
+        nodes must have in common."""
         samples = self.share.everything if self.share.novel else self.share.train
-        properties: Config = {}
+        properties = dict(self.common)
         if self.share.unlabeled:
             properties[UNLABELED] = True
-        if self.columns:
-            properties[COLUMNS] = self.columns
         return properties | {
             CLIENT: self.client,
             NOVEL: self.share.novel,
@@ -647,6 +644,11 @@ class Client(Configured, NumPyClient):
             MODEL: self.model_name,
             INPUT_SIZE: math.prod(self.share.everything.x.shape[1:]),
         }
+
+    def shared_frozen(self) -> list[nn.Parameter]:
+        """The frozen parameters that no client has to itself: never sent, but the same on all."""
+        named = layout_of(self.model).parameters.items()
+        return [p for name, p in named if name in self.frozen and not self.is_personal(name)]
 
     def check_own_code(self) -> None:
         """Raise ValueError for a user's code that fails on the client's inputs, if the method calls

@@ -23,7 +23,8 @@ TAKEN = re.compile(
     r"(global-|test-|trimmed-|not-finite-|training-error|dp-|f1$|f1-).*|"
     r"accuracy|column-sums|macro-f1|micro-f1|rmse|mae|r2|loss|risk|auto|value-sums|counts|seconds|examples|"
     r"clients|client|sem|half-distance|error|novel|model|role|num-examples|input-size|unlabeled|"
-    r"capabilities|table-columns|public-samples|public-projections|classes|prototype|sub-population|head"
+    r"capabilities|table-columns|class-names|classes|public-samples|(public|frozen)-projections|"
+    r"input-axes|(input|value)-magnitude|export-scaling|prototype|sub-population|head"
 )
 Scores = Mapping[str, Callable[..., Any]] | Iterable[Callable[..., Any]]
 

@@ -1,9 +1,11 @@
-"""Projections of samples: a few numbers by which a server sees whether nodes hold the same samples.
+"""Projections of samples: a few numbers by which a server sees whether nodes hold the same samples,
+or the same frozen parameters.
 
 A hash would also tell samples apart that differ by rounding alone, as resized images do on unlike
 processors."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 FREQUENCIES = ((2**0.5, 3**0.5), (5**0.5, 7**0.5), (11**0.5, 13**0.5), (17**0.5, 19**0.5))
 TOLERANCE = 0.01
 AT_ONCE = 1024  # samples
+FIRST = 1000  # values of a parameter
 
 
 def projections(x: Tensor) -> str:
@@ -34,6 +37,19 @@ def projections(x: Tensor) -> str:
         first += len(values)
     norm = squares**0.5 or 1.0
     return " ".join(f"{number:.3f}" for number in (sums / norm).tolist())
+
+
+def projections_of_parameters(parameters: Iterable[Tensor]) -> str:
+    """`projections` of the first values of each parameter, whose norms are made 1: large values of
+    one do not hide the others."""
+    firsts = []
+    for parameter in parameters:
+        values = parameter.detach().flatten()[:FIRST]
+        if values.is_complex():
+            values = torch.view_as_real(values).flatten()
+        values = values.double().cpu()
+        firsts.append((values / values.norm()).nan_to_num(0, 0, 0))
+    return projections(torch.cat(firsts)[None])
 
 
 def are_alike(one: str, other: str) -> bool:

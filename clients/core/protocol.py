@@ -34,7 +34,13 @@ UNLABELED = "unlabeled"  # whether it is a training client without labels
 MODEL = "model"  # the name of its network
 INPUT_SIZE = "input-size"  # numbers in one input
 COLUMNS = "table-columns"  # a digest of its columns' names in their order, if it has a table
+CLASS_NAMES = "class-names"  # a digest of its classes' names in their order, if it has such
 PUBLIC = "public-projections"  # of its public samples, see `clients.core.projections`
+AXES = "input-axes"  # the lengths of its inputs' axes, if these may stand in another order
+MAGNITUDE = "input-magnitude"  # the power of two above the mean of its inputs' absolute values
+VALUE_MAGNITUDE = "value-magnitude"  # the same of its values to predict
+SCALING = "export-scaling"  # a digest of the constants that scale its export's inputs and values
+FROZEN = "frozen-projections"  # of its network's frozen parameters, the same
 START_ERROR = "error"  # why it cannot start
 MAX_REASON = 500  # characters of it, so that a sentence says to its end what to write
 

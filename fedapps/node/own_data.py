@@ -1,5 +1,6 @@
 """What the `data` function of an app returns, as a client's share."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from logging import WARNING
@@ -22,7 +23,7 @@ from clients.core.draws import Draws
 from fedapps.common.once import say_once
 from fedapps.common.tasks import Targets
 from partitions.arrays import as_array, as_tensor
-from partitions.items import from_batch, from_items, from_tensors
+from partitions.items import from_batch, from_items, from_tensors, parts_of
 from partitions.pictures import are_pictures
 from partitions.reading import Form, is_list_of_numbers, is_table, of_table
 from partitions.shares import Samples, Share
@@ -37,6 +38,7 @@ NO_LABELS = (
     "not trained on; of a dataset's items the first one decides"
 )
 ARRAYS = Tensor | np.ndarray
+FIRST = 10**6  # values, about, whose magnitude is told
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -102,6 +104,27 @@ def share_of(
         public=public_samples,
         targets=Targets(form.task),
     )
+
+
+def axes_of(samples: Samples) -> str:
+    """The lengths of two or three axes of inputs, as words; "" for other inputs, and where an axis
+    has the length 1, whose place does not matter."""
+    shape = tuple(samples.x.shape[1:])
+    if parts_of(samples) or len(shape) not in (2, 3) or min(shape) < 2:
+        return ""
+    return " ".join(map(str, shape))
+
+
+def magnitude_of(samples: Samples, of_labels: bool = False) -> int | None:
+    """The exponent of the power of two above the mean absolute value of the first inputs, or of
+    their labels. None for items, which are read when they are needed, for several input tensors,
+    if all are 0, and without labels."""
+    if not samples.fixed or parts_of(samples):
+        return None
+    values = samples.y if of_labels else samples.x
+    rows = samples.index[: FIRST // math.prod(values.shape[1:]) + 1]
+    mean = float(values[rows].double().abs().mean())
+    return math.frexp(mean)[1] if 0 < mean < math.inf else None
 
 
 def batches_of(given: Any) -> Callable[[list[int]], Any] | None:

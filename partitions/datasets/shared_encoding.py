@@ -5,9 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from fedapps.common.tasks import VALUES, Targets
+from partitions.datasets.alike import note_alike
 from partitions.datasets.description import (
     CATEGORY,
     IMAGE,
@@ -19,6 +21,8 @@ from partitions.datasets.description import (
 )
 from partitions.datasets.encoding import Encoding, Feature, feature_of
 from partitions.datasets.statistics import Statistics, Sums
+
+FAR = 30  # times as large or as small: numbers in another unit
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ def learnt(sent: Sequence[Sent], missing: str, notes: list[str]) -> SharedEncodi
         if feature is None:
             constant.append(column.name)
             continue
+        if note := note_alike(feature.categories, f"column {column.name}:", "categories"):
+            notes.append(note)
         features.append(feature)
         others = len(feature.outputs)
         if feature.kind == NUMBER:
@@ -198,6 +204,37 @@ def _with_largest(encoding: SharedEncoding, sent: Sequence[Sent]) -> SharedEncod
                 distance = (columns[key].mean - encoding.mean[position]) / encoding.std[position]
                 largest = max(largest, abs(distance))
     return replace(encoding, largest=largest)
+
+
+def in_other_units(encoding: SharedEncoding, sent: Sequence[Sent]) -> list[str]:
+    """For each client whose numbers in a column, or values to predict, are `FAR` from those of most
+    clients, a sentence that says so."""
+    texts: list[str] = []
+    by_name = [{column.name: column for column in entry.statistics.columns} for entry in sent]
+    for position, name in encoding.numbers().items():
+        key = name if encoding.table is not None else str(position)
+        word = f"column {name}" if encoding.table is not None else name
+        texts += _far(word, sent, [columns[key] for columns in by_name])
+    for number in range(len(encoding.targets.std)):
+        values = [entry.statistics.targets[number] for entry in sent]
+        texts += _far(f"value {number} to predict", sent, values)
+    return texts
+
+
+def _far(name: str, sent: Sequence[Sent], columns: Sequence[Sums]) -> list[str]:
+    """The sentences of `in_other_units` about one column of each client."""
+    sizes = []  # roots of mean squares; 0 without a number
+    for column in columns:
+        sizes.append(math.hypot(column.mean, math.sqrt(column.squares / (column.count or 1))))
+    usual = median(sizes)
+    texts: list[str] = []
+    for entry, size in zip(sent, sizes, strict=True):
+        if min(size, usual) > 0 and max(size / usual, usual / size) > FAR:
+            texts.append(
+                f"{entry.sender}, {name}: numbers are about {size:.2g}, on most nodes about "
+                f"{usual:.2g}; unless they are so, give all nodes one unit"
+            )
+    return texts
 
 
 def _pooled(sent: Sequence[Sent], of_targets: bool = False) -> list[Sums]:

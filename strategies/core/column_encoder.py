@@ -13,7 +13,13 @@ from flwr.common.logger import log
 
 from clients.core.arrays import Arrays
 from clients.core.protocol import ENCODING, NUM_EXAMPLES, SHAPE, STATISTICS, SUMS
-from partitions.datasets.shared_encoding import Sent, SharedEncoding, agreeing, learnt
+from partitions.datasets.shared_encoding import (
+    Sent,
+    SharedEncoding,
+    agreeing,
+    in_other_units,
+    learnt,
+)
 from partitions.datasets.statistics_reading import read_encoding
 from strategies.core.privacy import Privacy, participants_are_secret
 from strategies.core.receiver import Receiver
@@ -99,7 +105,7 @@ class ColumnEncoder:
         except ValueError as error:
             raise RuntimeError(str(error)) from error
         self.encoding = encoding
-        for note in notes:
+        for note in (*notes, *in_other_units(encoding, kept)):
             log(WARNING, "%s", note)
         log(INFO, "inputs: %s", encoding.line)
 

@@ -21,6 +21,8 @@ from fedapps.common.errors import bounded
 NOT_FINITE = "not-finite"  # cause of refusal: an array holds NaN or infinity
 DIFFERS = "columns"  # cause of refusal: a client has other columns than most
 OTHER_PUBLIC = "public-samples"  # cause of refusal: a client has other public samples than most
+OTHER_CLASSES = "classes"  # cause of refusal: a client has other classes than most
+OTHER_FROZEN = "frozen"  # cause of refusal: a client has other frozen parameters than most
 LACKS = "lacks"  # cause of refusal: a client does not do what the strategy requires
 
 

@@ -23,23 +23,29 @@ from clients.core.arrays import (
 )
 from clients.core.projections import read_projections
 from clients.core.protocol import (
+    AXES,
     CAPABILITIES,
+    CLASS_NAMES,
     CLIENT,
     COLUMNS,
     COUNTS,
+    FROZEN,
     HEAD,
     INPUT_SIZE,
     LOSS,
+    MAGNITUDE,
     MAX_REASON,
     MODEL,
     NOVEL,
     NUM_EXAMPLES,
     PUBLIC,
+    SCALING,
     SECONDS,
     START_ERROR,
     SUMS,
     TRAINING_ERROR,
     UNLABELED,
+    VALUE_MAGNITUDE,
     VALUE_SUMS,
 )
 from partitions.datasets.statistics_reading import read_statistics
@@ -132,9 +138,17 @@ def sums(value: Any) -> list[float]:
 
 
 def projections_text(value: Any) -> str:
-    """Projections of public samples, see `clients.core.projections`."""
+    """Projections of public samples or of frozen parameters, see `clients.core.projections`."""
     read_projections(value)
     return str(value)
+
+
+def lengths(value: Any) -> str:
+    """The lengths of two or three axes, as words."""
+    words = str(value)[:100].split()
+    if len(words) not in (2, 3) or not all(word.isdecimal() for word in words):
+        raise ValueError("must be two or three whole numbers")
+    return " ".join(words)
 
 
 SAMPLES = integer(0, 10**9)
@@ -148,7 +162,13 @@ READERS: dict[str, Reader] = {
     NUM_EXAMPLES: SAMPLES,
     INPUT_SIZE: integer(1, 10**9),
     COLUMNS: text(),
+    CLASS_NAMES: text(),
+    SCALING: text(),
     PUBLIC: projections_text,
+    FROZEN: projections_text,
+    AXES: lengths,
+    MAGNITUDE: integer(-2000, 2000),
+    VALUE_MAGNITUDE: integer(-2000, 2000),
     "public-samples": integer(1, 10**9),
     "classes": integer(1, 10**6),
     "prototype": integer(0, 10**6),

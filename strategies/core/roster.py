@@ -7,8 +7,8 @@ requires.
 A client id belongs to the first node that gave it, as long as that node is present. A node is
 banned if it returns with another client id, role or model, or if it gives the id of a known client
 with another role or model. A node is refused, until its next answer, if its answer is malformed,
-its client id is taken, or its table has other columns, or its public samples are others, than
-those of most of the first nodes."""
+its client id is taken, or its table has other columns, or its classes other names, or its public
+samples or frozen parameters are others, than those of most of the first nodes."""
 
 import time
 from collections import Counter, defaultdict
@@ -25,19 +25,28 @@ from flwr.serverapp import Grid
 
 from clients.core.projections import are_alike
 from clients.core.protocol import (
+    AXES,
     CAPABILITIES,
+    CLASS_NAMES,
     CLIENT,
     COLUMNS,
+    FROZEN,
+    MAGNITUDE,
     MODEL,
     NOVEL,
     PUBLIC,
+    SCALING,
     START_ERROR,
+    VALUE_MAGNITUDE,
 )
 from fedapps.common.errors import brief
+from fedapps.common.once import say_once
 from strategies.core.nodes import Nodes, NodeTable
 from strategies.core.replies import (
     DIFFERS,
     LACKS,
+    OTHER_CLASSES,
+    OTHER_FROZEN,
     OTHER_PUBLIC,
     Node,
     Requirement,
@@ -49,15 +58,30 @@ from strategies.core.reply_checks import checked_values, raw_values
 POLL_SECONDS = 0.5
 ASKED_AT_ONCE = 5000  # nodes; a query and its reply take 3 kB of memory
 SHOWN = 10  # nodes in a line of the log
+FACTOR = 5  # powers of two between inputs that may have one unit
 
 
 class Common(NamedTuple):
     """A property that all nodes which have it share: the cause and the reason of a refusal, and
-    whether two values count as the same."""
+    whether two values count as the same. Without a cause the reason is only said: another value
+    may be meant."""
 
     cause: str
     reason: str
-    is_same: Callable[[str, str], bool]
+    is_same: Callable[[Any, Any], bool]
+
+
+def have_one_order(one: str, other: str) -> bool:
+    """Whether two inputs may have their axes in one order: no, if they differ in the order alone
+    and the shortest axis, that of channels, has another place."""
+    a, b = ([int(word) for word in text.split()] for text in (one, other))
+    is_turned = sorted(a) == sorted(b) and a.count(min(a)) == 1
+    return not is_turned or a.index(min(a)) == b.index(min(b))
+
+
+def have_one_unit(one: int, other: int) -> bool:
+    """Whether powers of two are so near that the numbers below them may have one unit."""
+    return abs(one - other) <= FACTOR
 
 
 COMMON = {
@@ -68,10 +92,48 @@ COMMON = {
         "client_app and server_app, which finds columns by name",
         eq,
     ),
+    CLASS_NAMES: Common(
+        OTHER_CLASSES,
+        "its classes have other names than those of most nodes, or the same in another order, so "
+        "its labels mean other classes; number the classes by one list on all nodes, by "
+        "target_transform of ImageFolder or align_labels_with_mapping of datasets",
+        eq,
+    ),
     PUBLIC: Common(
         OTHER_PUBLIC,
         "its public samples are not those of most nodes, or come in another order; give all nodes "
         "the same public samples in one order, prepared alike",
+        are_alike,
+    ),
+    AXES: Common(
+        "",
+        "its inputs have the axes of most nodes' inputs in another order, such as channels last; "
+        "unless the network tells them apart, give all nodes one order, as x.permute(0, 3, 1, 2)",
+        have_one_order,
+    ),
+    MAGNITUDE: Common(
+        "",
+        "its inputs are more than thirty times as large or as small as those of most nodes; unless "
+        "they are so, give all nodes one unit, such as pixels in [0, 1]",
+        have_one_unit,
+    ),
+    VALUE_MAGNITUDE: Common(
+        "",
+        "its values to predict are more than thirty times as large or as small as those of most "
+        "nodes; unless they are so, give all nodes one unit",
+        have_one_unit,
+    ),
+    SCALING: Common(
+        "",
+        "its data were exported with another scaling of inputs or values than those of most nodes; "
+        "unless each node is to have its own, export all of them from one dataset",
+        eq,
+    ),
+    FROZEN: Common(
+        OTHER_FROZEN,
+        "its network's frozen parameters are not those of most nodes, and they are never sent; "
+        "load the same weights on all nodes, or keep numbers of a node alone in buffers with "
+        "persistent=False",
         are_alike,
     ),
 }
@@ -126,7 +188,7 @@ class Roster:
         self._start_timeout = start_timeout  # 0 once the first nodes were asked
         self.refused: Counter[str] = Counter()
         self._nodes = NodeTable()  # all that were admitted
-        self._common: dict[str, str] = {}  # by property of COMMON, the value of most nodes
+        self._common: dict[str, Any] = {}  # by property of COMMON, the value of most nodes
         self._all_present: range | None = None  # the nodes' ids if all of them are present
         self._cached_holders: Nodes | None = Nodes()  # None if nodes joined or left
         self._refusals: dict[int, Refusal] = {}  # present refusals, by node id
@@ -294,9 +356,12 @@ class Roster:
         for name, common in COMMON.items():
             if name not in node.properties:
                 continue
-            if not common.is_same(node.properties[name], self._common[name]):
+            if common.is_same(node.properties[name], self._common[name]):
+                continue
+            if common.cause:
                 self._refuse(node.id, common.cause, common.reason)
                 return
+            say_once(f"node {node.id}: {common.reason}", WARNING)
         for before in (self._nodes.by_id(node.id), self._nodes.by_client(node.client)):
             if before is not None and _identity(before) != _identity(node):
                 self._banned.add(node.id)

@@ -3,7 +3,12 @@ import math
 import pytest
 import torch
 
-from clients.core.projections import are_alike, projections, read_projections
+from clients.core.projections import (
+    are_alike,
+    projections,
+    projections_of_parameters,
+    read_projections,
+)
 
 
 def test_the_numbers_by_hand():
@@ -40,6 +45,25 @@ def test_tokens_and_zeros_have_numbers_too():
     tokens = torch.arange(12).view(3, 4)
     assert not are_alike(projections(tokens), projections(tokens.flip(0)))
     assert projections(torch.zeros(2, 3)) == "0.000 0.000 0.000 0.000"
+
+
+def test_no_parameter_hides_another():
+    """Frozen parameters may be of any type, and hold infinity, as masks do."""
+    generator = torch.Generator().manual_seed(0)
+    small, large = torch.randn(2, 30, 40, generator=generator)
+    text = projections_of_parameters([0.01 * small, 100 * large])
+    assert are_alike(text, projections_of_parameters([(0.01 * small).half(), 100 * large]))
+    assert not are_alike(text, projections_of_parameters([0.01 * small.flip(0), 100 * large]))
+    assert not are_alike(text, projections_of_parameters([100 * large, 0.01 * small]))
+    others = [
+        torch.zeros(3),
+        torch.empty(0),
+        torch.arange(4, dtype=torch.uint8),
+        torch.tensor([0.0, -math.inf]),
+        torch.complex(small, large),
+    ]
+    turned = [*others[:-1], torch.complex(small, -large)]
+    assert not are_alike(projections_of_parameters(others), projections_of_parameters(turned))
 
 
 @pytest.mark.parametrize("text", ["", "1 2 3", "1 2 3 4 5", "a b c d", "1 2 3 nan"])

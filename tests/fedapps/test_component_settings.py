@@ -1,5 +1,6 @@
 """Every setting of `client_app` and `server_app` has an effect, or is refused by a sentence."""
 
+import logging
 import math
 
 import numpy as np
@@ -131,6 +132,23 @@ def test_a_client_counts_what_it_reveals():
 def test_components_that_disagree_do_not_train(of_client, of_server, words):
     with pytest.raises(RuntimeError, match=words):
         run(of_client, of_server)
+
+
+@pytest.mark.parametrize("other", ["ditto", "afl"])
+def test_a_node_of_another_method_is_refused(other, monkeypatch, caplog):
+    """Its replies look like those of the others."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    apps = [fedapps.client_app(name, model=Wide, data=data) for name in ("fedavg", "fedavg", other)]
+    nodes = [{"partition-id": i} for i in range(3)]
+    grid = InProcessGrid(lambda m, c: apps[c.node_config["partition-id"]](m, c), {}, nodes)
+    ended = []
+    server = fedapps.server_app(
+        "fedavg", model=Wide, shape=(WIDTH,), rounds=1, then=lambda *found: ended.extend(found)
+    )
+    server(grid, Context(1, 0, {}, RecordDict(), {}))
+    assert ended[0].train_metrics_clientapp[1]["valid-replies"] == 2
+    words = f"client_app has the method '{other}' and server_app 'fedavg'; give both the same"
+    assert words in caplog.text
 
 
 def test_components_that_agree_train():

@@ -2,6 +2,7 @@
 run's serving and updates."""
 
 import json
+import logging
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,8 @@ from component_runs import run_components
 from torch import nn
 
 import fedapps
+import partitions
+from fedapps import serverapp
 from fedapps.clientapp import app
 from fedapps.common import once
 from fedapps.engines.in_process_grid import InProcessGrid
@@ -21,6 +24,7 @@ from partitions.datasets.distance import threshold, warning
 from partitions.datasets.shared_encoding import Sent, SharedEncoding, learnt
 from partitions.datasets.statistics import Statistics, number_sums
 from partitions.datasets.statistics_reading import read_encoding
+from partitions.inspect import export
 
 ASK = {"standardize": "training-clients"}
 
@@ -148,3 +152,25 @@ def test_serving_and_updates_report_the_distance(tmp_path):
     assert "warning" not in model.report["inputs"]
     model.update(later)
     assert "age: " in model.report["inputs"]["warning"]
+
+
+@pytest.mark.parametrize("standardize", ["training-clients", "none"])
+def test_exports_with_another_scaling_are_named(standardize, tmp_path, caplog, monkeypatch):
+    """Node 2 has exported its months by itself: its deviations are others than those of years."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    folders = []
+    for name, factor in (("years", 1), ("months", 12)):
+        ages = 7 * np.arange(60.0) % 31
+        frame = rows(factor * ages, ages % 7).assign(label=ages > 15)
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        config = defaults() | {"dataset": str(tmp_path / f"{name}.csv"), "label": "label",
+            "partition": "iid", "num-clients": 3, "train-fraction": 1.0, "model": "softmax",
+            "standardize": standardize, "rounds": 1, "local-steps": 1, "method": "fedavg",
+            "output-dir": str(tmp_path / "run")}  # fmt: skip
+        folders.append(export(partitions.federation(config), tmp_path / name))
+    paths = [*folders[0][:2], folders[1][2]]
+    places = [{"partition-id": i, "data-path": str(path)} for i, path in enumerate(paths)]
+    serverapp.run(InProcessGrid(app, config, places), config, "deployment")
+    text = "node 3: its data were exported with another scaling of inputs or values than those of"
+    assert caplog.text.count(text) == (standardize != "none")
+    assert "dropped" not in caplog.text

@@ -3,6 +3,7 @@
 Each training client sends sums over its training rows once; the server merges them."""
 
 import json
+import logging
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedapps.node.own_encoding import TableReader, encoded, statistics_of
 from fedapps.saved import read_state, state_bytes
 from fedapps.settings.config import defaults
 from partitions.datasets.description import SIGNAL, VECTOR
-from partitions.datasets.shared_encoding import Sent, agreeing, learnt
+from partitions.datasets.shared_encoding import Sent, agreeing, in_other_units, learnt
 from partitions.datasets.statistics import Statistics, Sums, number_sums
 from partitions.datasets.statistics_reading import read_encoding, read_statistics
 from partitions.reading import Form
@@ -653,6 +654,51 @@ def test_an_empty_column_takes_the_kind_of_the_others():
     assert agreeing(sent) == (sent, [])
     table_encoding = learnt(sent, "mean", []).table
     assert table_encoding.outputs == ("ward=a", "ward=b", "ward is missing", "age")
+
+
+def test_a_column_in_another_unit_is_named(caplog, monkeypatch):
+    """Pooled with grams, milligrams of two nodes are no scale for either."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    run([A, B, rows(20, 80, doses=[2.0, 8.0])])
+    said = [record.getMessage() for record in caplog.records if " unit" in record.getMessage()]
+    words = "client 2, column dose: numbers are about 5.8, on most nodes about 5e+03;"
+    assert said == [f"{words} unless they are so, give all nodes one unit"]
+
+
+def test_categories_that_nodes_write_otherwise_are_named():
+    """One node's Yes is another column than the others' yes."""
+    sent = []
+    for word in ("yes", "yes", "Yes"):
+        smoker = Sums("smoker", "category", 4, categories={word: 2, "no": 2})
+        sent.append(Sent("", Statistics("table", 4, (smoker,))))
+    notes = []
+    assert learnt(sent, "", notes).table.outputs == ("smoker=Yes", "smoker=no", "smoker=yes")
+    assert [note.partition(",")[0] for note in notes] == [
+        "column smoker: Yes and yes are several categories"
+    ]
+
+
+def in_units(*factors, inputs="image", empty=False):
+    """Statistics of clients with the inputs and the values 3 and 4 times a factor."""
+    sent = []
+    for factor in factors:
+        sums = number_sums("0", factor * np.array([3.0, 4.0]))
+        columns = (Sums("0") if empty and factor == 1 else sums,)
+        targets = (number_sums("0", 10 * factor * np.array([3.0, 4.0])),)
+        sent.append(Sent(f"client {factor}", Statistics(inputs, 2, columns, targets)))
+    return in_other_units(learnt(sent, "", []), sent)
+
+
+def test_inputs_and_values_in_another_unit_are_named():
+    """The root of (9 + 16) / 2 is 3.54. Thirty times as much may still be one unit."""
+    pixels, values = in_units(1, 1, 255)
+    assert pixels.startswith(
+        "client 255, pixels: numbers are about 9e+02, on most nodes about 3.5;"
+    )
+    assert values.startswith("client 255, value 0 to predict: numbers are about 9e+03, on")
+    assert in_units(100, 100, 1, inputs="vector")[0].startswith("client 1, column 0: numbers")
+    assert in_units(1, 1, 29) == in_units(29, 29, 1) == []
+    assert len(in_units(1, 60, 60, empty=True)) == 1  # of the values
 
 
 # The wire table

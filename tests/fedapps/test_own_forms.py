@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from component_runs import run_components
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from flwr.app import Context, RecordDict
 from PIL import Image
 from scipy.sparse import csr_matrix
@@ -22,6 +22,8 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 import fedapps
 from fedapps.common import once
@@ -163,6 +165,137 @@ def test_a_node_with_its_columns_in_another_order_is_refused(part, caplog, monke
     scaled = {"count": 3, "label": "sick", "standardize": "training-clients"}
     if part == "table":
         assert trained(in_another_order(part), **scaled)[1]["train-clients"] == 3
+
+
+NAMES = (["cat", "dog"], ["cat", "dog"], ["bird", "cat"])  # a node's folders
+
+
+def in_folders(node, root, **options):
+    """Two pictures of each class in the node's folders; class k has the grey values 10 k."""
+    for number, name in enumerate(NAMES[node]):
+        folder = root / str(node) / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for shade in (0, 5):
+            Image.new("L", (3, 1), 10 * number + shade).save(folder / f"{shade}.png")
+    return ImageFolder(root / str(node), ToTensor(), **options)
+
+
+def with_class_label(node):
+    features = Features({"x": List(Value("float32")), "label": ClassLabel(names=NAMES[node])})
+    return Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()}, features)
+
+
+@pytest.mark.parametrize("form", ["folders", "part of folders", "datasets"])
+def test_a_node_that_numbers_its_classes_otherwise_is_refused(form, caplog, monkeypatch, tmp_path):
+    """Its birds would be trained as cats."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def data(node):
+        if form == "datasets":
+            return (with_class_label(node),) * 2
+        images = in_folders(node, tmp_path)
+        return (images if form == "folders" else Subset(images, [0, 1, 2, 3]),) * 2
+
+    options = {} if form == "datasets" else {"model": flat, "shape": (3, 1, 3)}
+    assert trained(data, count=3, **options)[1]["train-clients"] == 2
+    assert "refused, classes: its classes have other names than those of most" in caplog.text
+
+
+def test_classes_that_a_transform_numbers_are_not_compared(tmp_path):
+    numbers = {"bird": 2, "cat": 0, "dog": 1}
+
+    def folders(node):
+        of_all = [numbers[name] for name in NAMES[node]]
+        return (in_folders(node, tmp_path, target_transform=of_all.__getitem__),) * 2
+
+    def datasets(node):
+        of_all = [numbers[name] for name in NAMES[node]]
+        aligned = with_class_label(node).with_transform(
+            lambda rows: rows | {"label": [of_all[label] for label in rows["label"]]}
+        )
+        return (aligned, aligned)
+
+    three = {"count": 3, "model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))}
+    assert trained(folders, shape=(3, 1, 3), **three)[1]["train-clients"] == 3
+    scores = trained(datasets, model=lambda: nn.Linear(3, 3), count=3)[1]
+    assert scores["train-clients"] == 3
+
+
+def test_validation_samples_have_the_classes_of_training_samples():
+    """Fewer are enough, if those that are there have their numbers."""
+    with pytest.raises(RuntimeError, match="class 0 is 'bird', and in the training samples 'cat'"):
+        trained((with_class_label(0), with_class_label(2)))
+    features = Features({"x": List(Value("float32")), "label": ClassLabel(names=["cat"])})
+    cats = Dataset.from_dict({"x": X.tolist(), "label": [0] * len(X)}, features)
+    assert trained((with_class_label(0), cats))[1]["train-clients"] == 1
+
+
+def flat():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+
+
+def pooled(*, tokens=0):
+    """A network for images of any size, and for token ids."""
+    if tokens:
+        return nn.Sequential(nn.Embedding(tokens, 3), nn.Flatten(), nn.Linear(6, 2))
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 2))
+
+
+IMAGES = torch.rand(20, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.arange(40).view(20, 2)
+SCALED = {"standardize": "training-clients"}
+AXES_SAID = "inputs have the axes of most nodes' inputs in another order, such as channels last"
+UNITS_SAID = "inputs are more than thirty times as large or as small as those of most nodes"
+OTHER_INPUTS = {
+    "channels last": (IMAGES, IMAGES.permute(0, 2, 3, 1), flat, AXES_SAID),
+    "time first": (IMAGES[:, 0], IMAGES[:, 0].permute(0, 2, 1), flat, AXES_SAID),
+    "bytes": (IMAGES, (255 * IMAGES).byte(), flat, UNITS_SAID),
+    "metres": (100 * X, X, linear, UNITS_SAID),
+    "upright": (IMAGES, IMAGES.transpose(2, 3), pooled, ""),
+    "one channel": (IMAGES[:, :1], IMAGES[:, :1].permute(0, 2, 3, 1), flat, ""),
+    "dark": (IMAGES, IMAGES / 20, flat, ""),
+    "black": (255 * IMAGES, 0 * IMAGES, flat, ""),
+    "tokens": (TOKENS % 2, TOKENS % 2 + 998, lambda: pooled(tokens=1000), ""),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_INPUTS)
+def test_inputs_in_another_order_or_unit_are_said(name, caplog, monkeypatch):
+    """Node 2's; a network may tell them apart, so all three are trained."""
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    x, other, model, words = OTHER_INPUTS[name]
+
+    def data(node):
+        return ((other if node == 2 else x, Y),) * 2
+
+    shape = tuple(x.shape[1:])
+    assert trained(data, model, shape, count=3)[1]["train-clients"] == 3
+    for said in (AXES_SAID, UNITS_SAID):
+        assert caplog.text.count(f"node 3: its {said}") == (said == words)
+    if name == "channels last":
+        caplog.clear()
+        monkeypatch.setattr(once, "_said", set())
+        assert trained(data, model, shape, count=3, **SCALED)[1]["train-clients"] == 3
+        assert caplog.text.count(f"node 3: its {AXES_SAID}") == 1
+
+
+@pytest.mark.parametrize(("factor", "settings"), [(1000, {}), (2, {}), (1000, SCALED)])
+def test_values_in_another_unit_are_said(factor, settings, caplog, monkeypatch):
+    """Those of node 1; with one scaling for all nodes the server sees it in the sums."""
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def data(node):
+        return ((X, X[:, 0] * (factor if node == 1 else 1)),) * 2
+
+    trained(data, lambda: nn.Linear(3, 1), count=3, task="values", lr=1e-3, **settings)
+    said = [record.getMessage() for record in caplog.records if " unit" in record.getMessage()]
+    word = (
+        "client 1, value 0 to predict: " if settings else "node 2: its values to predict are more"
+    )
+    assert len(said) == (factor == 1000)
+    assert all(text.startswith(word) for text in said)
 
 
 def test_a_mini_batch_of_one_sample_names_the_batch_size_that_fits():

@@ -226,6 +226,50 @@ def test_a_node_with_other_public_inputs_is_refused(settings, monkeypatch, caplo
     assert "refused, public-samples: its public samples are not those of most nodes" in caplog.text
 
 
+class Backbone(nn.Module):
+    """A body of frozen weights, a factor that no server sees, and a head."""
+
+    def __init__(self, seed, factor=1.0):
+        super().__init__()
+        self.body = nn.Linear(4, 3).requires_grad_(False)
+        nn.init.normal_(self.body.weight, generator=torch.Generator().manual_seed(seed))
+        self.register_buffer("factor", torch.tensor(factor), persistent=False)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x) * self.factor)
+
+
+@pytest.mark.parametrize("other", ["", "body", "factor", "head"])
+def test_a_node_with_other_frozen_weights_is_refused(other, monkeypatch, caplog):
+    """They are never sent: under node 2's body the others' head means nothing. Node 1 has the same
+    with fewer digits. What a node has to itself may differ: buffers that are not sent, and
+    personal heads."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def network(context):
+        node = context.node_config.get("partition-id")
+        made = Backbone(int(other == "body" and node == 2), 2.0 if other == "factor" else 1.0)
+        if node == 1:
+            made.body.weight.data = made.body.weight.data.half().float()
+        if other == "head":
+            made.head.requires_grad_(False)
+            made.head.bias.data.fill_(node or 0)
+            made.body.requires_grad_(True)
+        return made
+
+    _, strategy = run_apps(
+        "fedper" if other == "head" else "fedavg",
+        network,
+        lambda context: ((torch.rand(8, 4), torch.arange(8) % 3),) * 2,
+        shape=(4,),
+        count=3,
+    )
+    assert [node.client for node in strategy.nodes] == ([0, 1] if other == "body" else [0, 1, 2])
+    said = "refused, frozen: its network's frozen parameters are not those of most nodes"
+    assert (said in caplog.text) == (other == "body")
+
+
 @pytest.mark.parametrize("method", ["pfedhn", "odpfl-hn", "pfl-ensemble"])
 def test_a_users_network_tells_what_is_not_generated(method):
     """Frozen parameters stay as they are; the `level`, a buffer of no known name, is averaged."""
