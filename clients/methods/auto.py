@@ -678,8 +678,8 @@ class AutoClient(HoldingOut):
         return feature_sums(rule, cases, len(self.names), features), {}
 
     def guard(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
-        """By regime the share of newcomers that each k of the grid harms (2, K), and whether the
-        client has any (2,). The newcomers are dropped."""
+        """By regime what each k of the grid means for the client's newcomers (2, K), and whether it
+        has any (2,); see `guard_losses`. The newcomers are dropped."""
         losses = guard_losses(*self.rule_and_cases(arrays), self.names)
         self.state = prefixed(PLAYED, cases_to_arrays([], len(self.names)))
         return losses, {}

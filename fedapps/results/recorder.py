@@ -366,6 +366,8 @@ class Recorder:
         summary["saved_model_train"] = _of_role("train", novel["evaluation"])
         summary["last"] = {key: last[key] for key in ("evaluation", "per_client")}
         summary["per_client"] = self._per_client()
+        if "played" in self.rounds[-1]:
+            summary["played"] = self.rounds[-1]["played"]
         summary |= self._totals()
         return summary
 

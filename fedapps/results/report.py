@@ -53,6 +53,8 @@ BOXES = (
     "within 1.5 times the box's height"
 )
 MOST_COMMANDS = 10
+# The inputs of played newcomers, by the regime to which auto's rule counts them.
+PLAYED_INPUTS = {"label-shift": "as in training, T at most t", "other-inputs": "others, T over t"}
 LIMIT = 2_000_000  # bytes of the page
 
 
@@ -194,7 +196,29 @@ def decision_tables(runs: "DataFrame") -> list[TextTable]:
         ]
         rows.append([client.client, client.method, str(client.seed), client.chosen, *numbers])
     columns = ["client", "method", "seed", "chosen", "T", "t", "expected", "measured"]
-    return [*tables, TextTable("", columns, rows, "each novel client, at the reported round")]
+    each = TextTable("", columns, rows, "each novel client, at the reported round")
+    return [*tables, *_played_table(runs), each]
+
+
+def _played_table(runs: "DataFrame") -> list[TextTable]:
+    """What the rules mean for the newcomers that training clients have played; [] without any."""
+    rows = []
+    for run in runs.itertuples():
+        for played in run.summary.played:
+            numbers = [
+                number_cell(played.clients, 0),
+                f"{100 * played.corrected:.0f} %",
+                number_cell(100 * played.gain, 2, signed=True),
+                number_cell(100 * played.harmed, 1),
+            ]
+            words = PLAYED_INPUTS[played.regime]
+            rows.append([run.method, str(run.seed), words, *numbers])
+    columns = ["method", "seed", "inputs", "clients", "corrected", "gain", "harmed, %"]
+    caption = (
+        "newcomers that training clients have played, by rules that did not see their samples: "
+        "how many get a correction, what all of them gain in points, how many lose more than one"
+    )
+    return [TextTable("", columns, rows, caption)] if rows else []
 
 
 def bands(runs: "DataFrame") -> str:

@@ -141,6 +141,17 @@ class Named(Model):
     name: Annotated[str, Field(pattern=r"^[\w.+-]*$", max_length=60)] = ""
 
 
+class Played(Model):
+    """What auto's rule means for the newcomers that training clients have played: shares."""
+
+    regime: Literal["label-shift", "other-inputs"]
+    clients: float
+    guard: float
+    corrected: float
+    gain: float
+    harmed: float
+
+
 class Summary(Evaluation, Named):
     """summary.json: the evaluation of the reported round, and totals of the run."""
 
@@ -164,6 +175,7 @@ class Summary(Evaluation, Named):
     late_dropped: Count | None = None
     late_age: Rate = None
     privacy: Privacy | None = None
+    played: list[Played] = []
     finished: bool | None = None
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ kinds of messages. Each needs the answers to the ones before:
 | ``query.spread`` | deviations of clients from their classes' means | B |
 | ``query.misfit``, twice | misfits of played newcomers with unchanged inputs | μ, σ, t, ranges |
 | ``query.play``, ten times | features, gradients and Hessians, calibration | θ, α, β |
-| ``query.guard`` | corrections and losses by a grid of k | k in two regimes |
+| ``query.guard`` | corrections, losses and gains by a grid of k | k in two regimes |
 
 A client's own newcomers are judged by statistics and coefficients θ from the other four of five
 folds of clients. As with a novel client, their samples are not among those that M and S describe.
@@ -78,10 +78,15 @@ HEAD_WEIGHT = "head.weight"
 NUM_EXCHANGES = 7 + STEPS
 COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
 SHARES = ("loss", "corrected", "clients")  # arrays of shares, from 0 to 1
-NOT_MOVED = (*COUNTED, *SHARES)  # arrays with limits of their own
+GAIN = "gain"  # an array of shares of inputs, from -1 to 1
+NOT_MOVED = (*COUNTED, *SHARES, GAIN)  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
 SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "square", "misfits",
-          "descriptors", "gradient", "hessian", "calibration", *SHARES)  # fmt: skip
+          "descriptors", "gradient", "hessian", "calibration", *SHARES, GAIN)  # fmt: skip
+# Of the two regimes, in texts and in the run's files.
+REGIME_WORDS = ("label shift explains", "label shift does not explain")
+REGIME_NAMES = ("label-shift", "other-inputs")
+PLAYED = "played"  # entry of the last round's report: what the rule means for played newcomers
 SMALLEST_MISFIT_DEVIATION = 1e-3  # clients get μ in float32, whose error is up to 1e-6
 NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entropy
 
@@ -382,11 +387,12 @@ class _Exchanges:
     def with_guard(self, rule: Rule, coefficients: np.ndarray) -> Rule:
         """k by regime, of choices out of fold."""
         by_k = (REGIMES, len(GUARDS))
-        shapes = {"loss": by_k, "corrected": by_k, "clients": (REGIMES,)}
+        shapes = {"loss": by_k, "corrected": by_k, GAIN: by_k, "clients": (REGIMES,)}
         sums, _ = self.sum("guard", self.out_of_fold(rule, coefficients), shapes)
         alpha = self.strategy.alpha
         guard = []
-        for regime, words in enumerate(("label shift explains", "label shift does not explain")):
+        played = []
+        for regime, words in enumerate(REGIME_WORDS):
             clients = float(sums["clients"][regime])
             corrected = None
             if not self.has_statistics:
@@ -408,8 +414,39 @@ class _Exchanges:
                         "the inputs in auto.changes (of tokens your own ones)"
                     )
                 self.strategy.say("no choice", text)
+            else:
+                played.append(self.played_by(regime, k, sums))
             guard.append(k)
+        self.strategy.now.report[PLAYED] = played
         return replace(rule, guard=np.array(guard))
+
+    def played_by(self, regime: int, k: float, sums: Arrays) -> dict[str, Any]:
+        """What k means for the played newcomers of a regime, as means over their clients; it is
+        logged, too. So candidates and other settings can be compared without any novel client."""
+        place = int(np.searchsorted(GUARDS, k))
+        clients = float(sums["clients"][regime])
+
+        def mean(name: str) -> float:
+            return float(sums[name][regime, place]) / clients
+
+        log(
+            INFO,
+            "auto: of the newcomers that %s (%g clients), %.0f %% get a correction; all of them "
+            "gain %.2f points in the mean, %.1f %% are harmed",
+            REGIME_WORDS[regime],
+            clients,
+            100 * mean("corrected"),
+            100 * mean(GAIN),
+            100 * mean("loss"),
+        )
+        return {
+            "regime": REGIME_NAMES[regime],
+            "clients": clients,
+            "guard": k,
+            "corrected": mean("corrected"),
+            "gain": mean(GAIN),
+            "harmed": mean("loss"),
+        }
 
     def sent(self, rule: Rule) -> Arrays:
         """What is known of the rule, as arrays of a message."""
@@ -451,7 +488,9 @@ class _Exchanges:
                 if share in answer:
                     answer[share] = np.clip(answer[share], 0, 1)
             if "loss" in answer:
-                answer["loss"] = np.minimum(answer["loss"], answer["corrected"])
+                corrected = answer["corrected"]
+                answer["loss"] = np.minimum(answer["loss"], corrected)
+                answer[GAIN] = np.clip(answer[GAIN], -corrected, corrected)
         if self.strategy.max_update_ratio:
             self._bound_by_others(answers)
         if self.strategy.max_examples_ratio:

@@ -495,15 +495,19 @@ def test_the_harm_of_each_k_by_hand():
     case = simple_case(misfits=[9.0], outcomes=((), (LOST,) * 10 + (WON,) * 6))
     rule = simple_rule(alphas=((0, 0), (0, 0.5)))
     grid = np.array([0, 1, 2, 2.1])
-    regime, corrected, harm = choice.choices_by_k(rule, case, ("bbse", "bn16"), grid)
-    assert regime == OUTSIDE and harm.tolist() == corrected.tolist() == [1, 1, 1, 0]
+    lost = choice.choices_by_k(rule, case, ("bbse", "bn16"), grid)
+    assert lost.regime == OUTSIDE
+    assert lost.harmed.tolist() == lost.corrected.tolist() == [1, 1, 1, 0]
+    assert lost.gain.tolist() == [-0.04, -0.04, -0.04, 0]
     won = simple_case(misfits=[9.0], outcomes=((), (WON,) * 16))
-    _, corrected, harm = choice.choices_by_k(rule, won, ("bbse", "bn16"), grid)
-    assert corrected.tolist() == [1, 1, 1, 0] and not harm.any()
+    won_by_k = choice.choices_by_k(rule, won, ("bbse", "bn16"), grid)
+    assert won_by_k.corrected.tolist() == [1, 1, 1, 0] and not won_by_k.harmed.any()
+    assert won_by_k.gain.tolist() == [0.16, 0.16, 0.16, 0]
     losses = tallies.guard_losses(rule, [case, simple_case(misfits=[9.0])], ("bbse", "bn16"))
     assert losses["clients"].tolist() == [0, 1]
     assert losses["loss"][OUTSIDE, [0, 20, 21]].tolist() == [0.5, 0.5, 0]
     assert losses["corrected"][OUTSIDE, [0, 8, 9, 20, 21]].tolist() == [1, 1, 0.5, 0.5, 0]
+    assert losses["gain"][OUTSIDE, [9, 20, 21]].tolist() == [-0.02, -0.02, 0]
 
 
 def test_cases_survive_the_state():

@@ -57,6 +57,19 @@ def test_the_report_says_who_got_what(tmp_path):
     assert decision_tables(runs[runs.method == "fedavg"]) == []
 
 
+def test_the_report_says_what_played_newcomers_gain(tmp_path):
+    file = decided(tmp_path, KEPT, GAINED, HARMED) / "summary.json"
+    summary = json.loads(file.read_text())
+    played = {"regime": "other-inputs", "clients": 40.0, "guard": 1.0, "corrected": 0.5}
+    summary["played"] = [played | {"gain": 0.02675, "harmed": 0.0125}]
+    file.write_text(json.dumps(summary))
+    runs, problems = read_runs(tmp_path)
+    _, of_played, _ = decision_tables(runs)
+    assert of_played.rows == [["auto", "0", "others, T over t", "40", "50 %", "+2.67", "1.2"]]
+    page = write_report(runs, tmp_path, problems).read_text("utf-8")
+    assert "others, T over t" in page and "newcomers that training clients have played" in page
+
+
 def test_without_labels_the_measured_gain_is_unknown(tmp_path):
     unlabeled = {**GAINED, "accuracy": None}
     del unlabeled["base-accuracy"]

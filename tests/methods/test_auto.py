@@ -1,5 +1,6 @@
 """Auto: its client and its server, in small runs and with rules made by hand."""
 
+import json
 from dataclasses import replace
 from typing import ClassVar
 
@@ -550,6 +551,9 @@ def test_a_run_that_starts_from_a_saved_one_makes_the_same_rule(tmp_path):
     again, _ = federate(**NORMED | {"rounds": 0}, **{"from-dir": folder})
     expected = dict(former.evaluate_metrics_clientapp[2])
     assert "novel-misfit-limit" in expected
+    summary = json.loads((tmp_path / "former" / "summary.json").read_text())
+    assert {each["regime"] for each in summary["played"]} <= {"label-shift", "other-inputs"}
+    assert summary["played"]
     assert dict(again.evaluate_metrics_clientapp[0]) == expected
 
 
@@ -624,7 +628,7 @@ def test_few_training_clients_cannot_choose_and_the_run_says_so():
     strategy = Auto(alpha=0.3, on_failure=said.append)
     client = training_client()
     exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
-    none = {name: np.zeros((2, 101)) for name in ("loss", "corrected")}
+    none = {name: np.zeros((2, 101)) for name in ("loss", "corrected", "gain")}
     none["clients"] = np.array([1.0, 0.0])
     strategy.exchange = lambda action, payloads, like: [update(0, none)]
     rule = rule_that_chooses(client, -1)
@@ -645,11 +649,40 @@ def test_without_statistics_the_guard_also_counts_among_those_that_get_a_correct
     exchanges = _Exchanges(Auto(alpha=0.1), client.initial, [Node(i, 50 + i) for i in range(40)])
     answer = {"loss": np.zeros((2, 101)), "corrected": np.zeros((2, 101)), "clients": np.ones(2)}
     answer["loss"][0, :30], answer["corrected"][0] = 2 / 40, 8 / 40
+    answer["gain"] = np.zeros((2, 101))
     replies = [update(i, answer) for i in range(40)]
     exchanges.strategy.exchange = lambda action, payloads, like: replies
     sets = np.zeros((len(client.names), 6, 2, 14))
     rule = exchanges.with_guard(rule_that_chooses(client, -1), sets)
     assert rule.guard.tolist() == pytest.approx(limits)
+
+
+def test_a_run_says_what_its_rule_means_for_played_newcomers():
+    """Of 40 clients 8 have a harmed newcomer up to k = 0.9, a fifth; from k = 1.0 on a half gets a
+    correction, 1 of 40 is harmed and (39 · 3 − 10) / 40 = 2.675 points are gained. Label shift
+    explains none. A client can gain at most what it says is corrected."""
+    client = training_client()
+    exchanges = _Exchanges(Auto(alpha=0.1), client.initial, [Node(i, 50 + i) for i in range(40)])
+    replies = []
+    for i in range(40):
+        answer = {name: np.zeros((2, 101)) for name in ("loss", "corrected", "gain")}
+        answer["clients"] = np.array([0.0, 1.0])
+        answer["corrected"][1, :10], answer["corrected"][1, 10:] = 0.8, 0.5
+        answer["loss"][1, :10] = i < 8
+        answer["loss"][1, 10:] = i == 0
+        answer["gain"][1] = 0.03 if i else -0.1
+        replies.append(update(i, answer))
+    exchanges.strategy.exchange = lambda action, payloads, like: replies
+    sets = np.zeros((len(client.names), 6, 2, 14))
+    exchanges.with_guard(rule_that_chooses(client, -1), sets)
+    (played,) = exchanges.strategy.now.report["played"]
+    assert played.pop("regime") == "other-inputs"
+    expected = {"clients": 40, "guard": 1.0, "corrected": 0.5, "gain": 0.02675}
+    assert played == pytest.approx(expected | {"harmed": 0.5 / 40})
+    replies[0].arrays["gain"][1] = -9
+    exchanges.with_guard(rule_that_chooses(client, -1), sets)
+    (played,) = exchanges.strategy.now.report["played"]
+    assert played["gain"] == pytest.approx((39 * 0.03 - 0.5) / 40)
 
 
 def test_a_layer_that_sees_no_batch_says_nothing_of_a_client():

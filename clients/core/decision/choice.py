@@ -13,6 +13,7 @@ harmed clients; without running statistics also their share of those that get a 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -220,18 +221,27 @@ def decide(rule: Rule, case: Case, candidates: Sequence[str]) -> Decision:
     return Decision(choice, rule.misfit(case), regime, case.changed, rates)
 
 
-def choices_by_k(
-    rule: Rule, case: Case, candidates: Sequence[str], grid: np.ndarray
-) -> tuple[int, np.ndarray, np.ndarray]:
-    """The regime of a played newcomer; whether it gets a correction by each k of the grid (K,), and
-    whether that harms it (K,)."""
+class ByGuard(NamedTuple):
+    """What each k of a grid means for a played newcomer of a regime: whether it gets a correction,
+    whether that harms it, and what it gains as a share of its inputs; all (K,)."""
+
+    regime: int
+    corrected: np.ndarray
+    harmed: np.ndarray
+    gain: np.ndarray
+
+
+def choices_by_k(rule: Rule, case: Case, candidates: Sequence[str], grid: np.ndarray) -> ByGuard:
+    """What each k of the grid means for a played newcomer."""
     regime = rule.regime(case)
     rates = rule.win_rates(case)
     choices = best(case.n, case.changed, rates, able_in(regime, candidates), grid)
-    harm = np.zeros(len(grid))
+    harmed = np.zeros(len(grid))
+    gain = np.zeros(len(grid))
     for choice in np.unique(choices):
-        harm[choices == choice] = case.harmed(int(choice))
-    return regime, (choices != KEEP).astype(float), harm
+        harmed[choices == choice] = case.harmed(int(choice))
+        gain[choices == choice] = -case.inputs_lost(int(choice)) / case.n
+    return ByGuard(regime, (choices != KEEP).astype(float), harmed, gain)
 
 
 # Played newcomers as arrays, which a client keeps between messages

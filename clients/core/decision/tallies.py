@@ -119,18 +119,22 @@ def guard_losses(
     rule: Rule, cases: Sequence[Case], candidates: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """By regime the share of the client's newcomers that each k harms, and of those that get a
-    correction by it (2, K); whether the client has newcomers in that regime (2,)."""
+    correction by it, and what they gain in the mean, as a share of their inputs (2, K); whether the
+    client has newcomers in that regime (2,)."""
     harmed = np.zeros((REGIMES, len(GUARDS)))
     corrected = np.zeros((REGIMES, len(GUARDS)))
+    gain = np.zeros((REGIMES, len(GUARDS)))
     count = np.zeros(REGIMES)
     for case in cases:
-        regime, correction, harm = choices_by_k(rule, case, candidates, GUARDS)
-        harmed[regime] += harm
-        corrected[regime] += correction
-        count[regime] += 1
+        by_k = choices_by_k(rule, case, candidates, GUARDS)
+        harmed[by_k.regime] += by_k.harmed
+        corrected[by_k.regime] += by_k.corrected
+        gain[by_k.regime] += by_k.gain
+        count[by_k.regime] += 1
     newcomers = np.maximum(count, 1)[:, None]
     return {
         "loss": harmed / newcomers,
         "corrected": corrected / newcomers,
+        "gain": gain / newcomers,
         "clients": (count > 0).astype(float),
     }
