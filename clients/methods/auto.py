@@ -28,6 +28,7 @@ from clients.core.decision.changes import (
     COLUMN_CHANGES,
     EVERY,
     IMAGE_CHANGES,
+    Change,
     Changer,
     OwnChange,
     named_changes,
@@ -91,6 +92,7 @@ from clients.methods._batchwise import (
     mixed_statistics,
     pooled_moments,
 )
+from clients.models.foreign import takes_tokens
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -178,7 +180,7 @@ class AutoClient(HoldingOut):
         wide, and if others than all changes are named and none is one of such inputs."""
         candidates_of(candidates, bool(batch_norms(model)))
         check_width(model, head_of(model))
-        tokens = info.inputs is not None and info.inputs.kind == TOKENS
+        tokens = takes_tokens(model) or (info.inputs is not None and info.inputs.kind == TOKENS)
         named = named_changes(changes, 1 + len(info.shape), whole=tokens)
         if not named and changes != EVERY:
             kinds = IMAGE_CHANGES if len(info.shape) == 3 else COLUMN_CHANGES
@@ -254,7 +256,7 @@ class AutoClient(HoldingOut):
         for name in filter(is_reference, methods_among(self.names)):
             with self.naming_own_code("auto.candidates", name, len(x)):
                 self._check_correction(name, x, base)
-        for change in named_changes(self.changes, x.ndim, whole=not x.is_floating_point()):
+        for change in self.changes_of(x):
             if isinstance(change, OwnChange):
                 with self.naming_own_code("auto.changes", change.reference, len(x)):
                     self._check_change(change, x)
@@ -270,7 +272,8 @@ class AutoClient(HoldingOut):
 
     def _check_change(self, change: OwnChange, x: Tensor) -> None:
         """Raise ValueError for a change of x for which the network's logits are not finite."""
-        changed = Changer(x)(change, x, np.random.default_rng(self.seed))
+        changer = Changer(x, self.are_tokens(x))
+        changed = changer(change, x, np.random.default_rng(self.seed))
         _, logits = self.inner_values(changed)
         if not logits.isfinite().all():
             raise ValueError(
@@ -696,12 +699,22 @@ class AutoClient(HoldingOut):
         """The newcomers of the client's held-out samples. The draws are the same in each round: a
         run that starts from a saved one repeats its rule."""
         x, y = self.held_out_samples()
-        changes = named_changes(self.changes, x.ndim, whole=not x.is_floating_point())
+        changes = self.changes_of(x)
         seed = seed_of(self.seed, "play", self.client)
         classes = self.head.out_features
-        for newcomer in newcomers(x, y, classes, self.plays, changes, seed):
+        whole = self.are_tokens(x)
+        for newcomer in newcomers(x, y, classes, self.plays, changes, seed, whole):
             case, _ = self.case(newcomer.x, newcomer.y)
             yield replace(case, unchanged=newcomer.unchanged)
+
+    def changes_of(self, x: Tensor) -> list[Change]:
+        """The changes that newcomers with inputs x (n, *shape) may have."""
+        return named_changes(self.changes, x.ndim, whole=self.are_tokens(x))
+
+    def are_tokens(self, x: Tensor) -> bool:
+        """Whether inputs x, or parts of them, are whole numbers: a user's app keeps these as
+        floats, and the network knows."""
+        return not x.is_floating_point() or takes_tokens(self.model)
 
 
 def finite_or(logits: Tensor, base: Tensor) -> Tensor:

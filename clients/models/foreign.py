@@ -279,8 +279,25 @@ class _Parts(_Hook):
 
 
 def takes_whole_numbers(network: nn.Module) -> bool:
-    """Whether the adopted network takes one tensor of whole numbers."""
-    return any(type(hook) is _Whole for hook in network._forward_pre_hooks.values())
+    """Whether the adopted network in `network`, itself or around it, takes one tensor of whole
+    numbers."""
+    return any(type(hook) is _Whole for hook in _pre_hooks(network))
+
+
+def takes_tokens(network: nn.Module) -> bool:
+    """Whether the adopted network in `network` takes whole numbers, or has parts of them."""
+    for hook in _pre_hooks(network):
+        if type(hook) is _Whole:
+            return True
+        if isinstance(hook, _Parts) and any(part.whole for part in hook.parts):
+            return True
+    return False
+
+
+def _pre_hooks(network: nn.Module) -> Iterator[Callable[..., Any]]:
+    """The forward pre-hooks of the network and of all modules in it."""
+    for module in network.modules():
+        yield from module._forward_pre_hooks.values()
 
 
 def check_whole_inputs(samples: Samples) -> None:

@@ -27,8 +27,11 @@ from clients.methods.auto import KEPT, AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
+from clients.models.foreign import adopted
 from clients.models.head import headed
 from fedapps import InProcessGrid, client_app, server_app
+from partitions.datasets.loading import Info
+from partitions.parts import Part, packed
 from partitions.shares import UNLABELED
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
@@ -732,6 +735,39 @@ def test_tokens_are_played_unchanged():
     client.source = source_of(client)
     assert not client.held_out_samples()[0].is_floating_point()
     assert all(case.unchanged for case in client.played())
+
+
+class Words(torch.nn.Module):
+    """A network of token ids, and of a mask if there is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 4)
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, ids, mask=None):
+        mask = torch.ones_like(ids) if mask is None else mask
+        return self.head((self.embedding(ids) * mask[..., None]).mean(1))
+
+
+@pytest.mark.parametrize("names", [(), ("ids", "mask")])
+def test_tokens_of_a_users_app_are_played_unchanged(names):
+    """Its samples are floats, in which several inputs of a sample are packed."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(0, 9, (40, 5), generator=generator) for _ in range(max(len(names), 1))]
+    parts = [Part(name, (5,), True) for name in names]
+    x = packed(tokens, stacked=True) if parts else tokens[0].float()
+    shape = tuple(x.shape[1:])
+    network, _ = adopted(Words(), "words", shape, 3, parts=parts)
+    network = headed(network, "auto", shape, 3)
+    client = AutoClient(network, share(x, Y), held_out=0.75)
+    client.source = source_of(client)
+    assert client.held_out_samples()[0].is_floating_point()
+    assert len(list(client.played())) == 5
+    assert all(case.unchanged for case in client.played())
+    info = Info("own", shape, 3, "")
+    with pytest.raises(ValueError, match=r"none of these changes .* your own, as module:NAME"):
+        AutoClient.build(network, info, candidates="bbse", changes="column-noise")
 
 
 def test_a_client_that_would_train_further_has_no_rule():

@@ -254,11 +254,12 @@ class OwnChange:
 
 
 class Changer:
-    """Applies changes in the units of the client's samples x (n, *shape). Tokens have no unit."""
+    """Applies changes in the units of the client's samples x (n, *shape). Those that are `whole`
+    numbers, as tokens are, have no unit."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, whole: bool = False) -> None:
         self.is_image = x.ndim == 4
-        self.is_whole = not x.is_floating_point()
+        self.is_whole = whole
         if self.is_whole:
             return
         others = [0, *range(2, x.ndim)]
