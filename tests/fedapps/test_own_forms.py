@@ -380,6 +380,27 @@ def test_inputs_of_different_kinds_and_shapes():
         )
 
 
+def test_an_input_may_be_one_number_for_each_sample():
+    """Beside others it is a column of its own; a single id stays a whole number."""
+
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(2, 3)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x, group):
+            return self.head(x + self.embedding(group))
+
+    data = ((X, Y.clone()), Y)
+    arrays, _ = trained((data, data), Grouped, ((3,), ()))
+    torch.manual_seed(0)
+    net = Grouped()
+    nn.functional.cross_entropy(net(X, Y), Y).backward()
+    expected = (net.embedding.weight - 0.1 * net.embedding.weight.grad).detach().numpy()
+    np.testing.assert_allclose(arrays["embedding.weight"], expected, rtol=1e-5, atol=1e-7)
+
+
 def test_a_collate_function_is_called_for_each_mini_batch():
     """Random transforms in it stay random: no two mini-batches are equal."""
     seen = []
