@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
 from clients.core.functional import functional_call
+from clients.core.layer_inputs import before_calls
 from fedapps.common.settings import COUNT, setting
 from partitions.shares import Samples, labeled_rows
 
@@ -144,14 +145,12 @@ def before_norms(model: nn.Module, hook: Callable[[str, Norm, Tensor], None]) ->
 
     It gets the layer's name, the layer, and the layer's inputs as (channels, values)."""
 
-    def call(name: str, norm: nn.Module, inputs: tuple[Tensor]) -> None:
-        assert isinstance(norm, Norm)
-        values = inputs[0].detach().transpose(0, 1).flatten(1)
-        hook(name, norm, values)
+    def call(name: str, norm: Norm, x: Tensor) -> None:
+        hook(name, norm, x.detach().transpose(0, 1).flatten(1))
 
     handles = []
     for name, norm in batch_norms(model).items():
-        handles.append(norm.register_forward_pre_hook(partial(call, name)))
+        handles.append(before_calls(norm, partial(call, name, norm)))
     try:
         yield
     finally:
