@@ -66,6 +66,7 @@ from clients.core.decision.inner_values import (
     blocks_of,
     check_width,
     inputs_of,
+    layers_with_statistics,
     look,
     note_on_size,
     of_logits,
@@ -92,7 +93,7 @@ from clients.methods._batchwise import (
     mixed_statistics,
     pooled_moments,
 )
-from clients.models.foreign import takes_tokens
+from clients.models.foreign import never_called, takes_tokens
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -177,7 +178,9 @@ class AutoClient(HoldingOut):
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
         """The network. Raises ValueError if it allows none of the candidates, if its layers are too
-        wide, and if others than all changes are named and none is one of such inputs."""
+        wide or cannot be read, and if others than all changes are named and none is one of such
+        inputs."""
+        layers_with_statistics(model)
         candidates_of(candidates, bool(batch_norms(model)))
         check_width(model, head_of(model))
         tokens = takes_tokens(model) or (info.inputs is not None and info.inputs.kind == TOKENS)
@@ -202,9 +205,17 @@ class AutoClient(HoldingOut):
 
     @classmethod
     def caveats(
-        cls, network: nn.Module, /, *, model: str, candidates: str, plays: int
+        cls,
+        network: nn.Module,
+        /,
+        *,
+        model: str,
+        candidates: str,
+        plays: int,
+        shape: tuple[int, ...],
     ) -> list[str]:
-        """That nobody plays newcomers, and which candidates the network leaves out."""
+        """That nobody plays newcomers, which candidates the network leaves out, and which layers
+        it never calls."""
         lines = []
         if not plays:
             lines.append(
@@ -219,6 +230,13 @@ class AutoClient(HoldingOut):
             lines.append(
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
+            )
+        unread = never_called(network, layers_with_statistics(network), shape)
+        if unread:
+            lines.append(
+                f"the forward pass of {model} never calls {', '.join(unread):.200}, so what enters "
+                "there is not read, and its statistics are not corrected; call such a layer, or "
+                "leave it out"
             )
         note = note_on_size(network, head_of(network))
         if plays and note:

@@ -11,6 +11,7 @@ from clients_with_sources import novel_client
 from flwr.app import Context, RecordDict
 from small_runs import ALL_SAMPLES, SMALL, Watched, fedapps, federate, share, update
 from torch import nn
+from torch.nn import functional as F
 
 import partitions
 from clients.core.client import Client
@@ -387,7 +388,7 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
 def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
     network = nn.Sequential(nn.Conv2d(1, 4, 3), norm)
     network.head = nn.Linear(4, 3)
-    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5}
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5, "shape": (1, 8, 8)}
     expected = f"candidates none, bbse; bn16 needs batch {words}"
     assert AutoClient.caveats(network, **settings) == [expected]
 
@@ -690,6 +691,33 @@ class Normed(torch.nn.Module):
 
     def forward(self, x):
         return self.head(self.features(x))
+
+
+class Functional(Normed):
+    """The layer `norm` is there for its arrays alone: it is not called."""
+
+    def features(self, x):
+        norm = self.norm
+        x = F.batch_norm(self.first(x), norm.running_mean, norm.running_var)
+        return self.instance(self.second(x)).flatten(1)
+
+
+def test_layers_that_are_never_called_are_said_before_a_run():
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5, "shape": (1, 8, 8)}
+    network = Functional()
+    (line,) = AutoClient.caveats(network, **settings)
+    assert line.startswith("the forward pass of my-network never calls norm, again, so what enters")
+    assert not network.norm._forward_pre_hooks
+    # Of a network that takes other inputs nothing is known.
+    assert AutoClient.caveats(network, **settings | {"shape": (3, 8, 8)}) == []
+    assert AutoClient.caveats(Normed(), **settings) == []
+
+
+def test_a_layer_of_torch_jit_is_refused():
+    network = nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm2d(1))), nn.Flatten())
+    network.head = nn.Linear(64, 3)
+    with pytest.raises(ValueError, match=r"enters '0\.0', a layer of torch\.jit, .* no hooks"):
+        AutoClient.build(network, partitions.task(SMALL), candidates="bbse", changes=EVERY)
 
 
 def test_server_and_clients_know_the_same_layers():

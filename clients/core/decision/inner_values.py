@@ -88,6 +88,19 @@ def inputs_of(
 # The sizes of a client's messages
 
 
+def layers_with_statistics(network: nn.Module) -> list[str]:
+    """The names of the layers with running statistics. Raises ValueError for one of torch.jit,
+    whose inputs cannot be read."""
+    names = [*sizes_with_statistics(_buffers(network))]
+    for name in names:
+        if isinstance(network.get_submodule(name), torch.jit.ScriptModule):
+            raise ValueError(
+                f"auto reads what enters {name!r}, a layer of torch.jit, which takes no hooks; "
+                "give the network before torch.jit.script or torch.jit.trace"
+            )
+    return names
+
+
 def check_width(network: nn.Module, head: nn.Linear) -> None:
     """Raise ValueError if the products of its inner values are too many for a message."""
     arrays = _buffers(network)
