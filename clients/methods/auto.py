@@ -339,7 +339,7 @@ class AutoClient(HoldingOut):
         self.intermediate_logits = {}
         self.choice = None
         if not self.rule:
-            self.choice = Choice(NONE, f"{KEPT}: the run has no rule, as nobody played newcomers")
+            self.choice = Choice(NONE, f"{KEPT}: the run has no rule, and its log says why")
             return super().predict(x)
         inputs = x
         if INPUTS in self.stream:

@@ -30,7 +30,7 @@ from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
 from clients.models.foreign import adopted
 from clients.models.head import headed
-from fedapps import InProcessGrid, client_app, server_app
+from fedapps import InProcessGrid, client_app, load, server_app
 from partitions.datasets.loading import Info
 from partitions.parts import Part, packed
 from partitions.shares import UNLABELED
@@ -545,6 +545,8 @@ def test_without_an_answer_clients_keep_fedavgs_model(rounds, monkeypatch, tmp_p
     assert "novel-accuracy" in metrics and "novel-misfit" not in metrics
     causes = (tmp_path / "run" / "errors.log").read_text()
     assert "auto: no rule\nno training client has answered query.moments" in causes
+    report = load(tmp_path / "run").personalize(X).report
+    assert report["decision"] == f"{KEPT}: the run has no rule, and its log says why"
 
 
 def test_a_run_that_starts_from_a_saved_one_makes_the_same_rule(tmp_path):
