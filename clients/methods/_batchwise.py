@@ -113,8 +113,9 @@ class HoldingOut(Client):
 
 def check_classes_left(y: Tensor, rest: Tensor) -> None:
     """Raise ValueError if all samples of a class are held out, and not by chance: of labels y (n,)
-    those in `rest` (n,) stay."""
-    if y.ndim > 1 or y.is_floating_point():
+    those in `rest` (n,) stay. A dataset of the user's gives labels only with their inputs, so `y`
+    has none of them."""
+    if y.ndim > 1 or y.is_floating_point() or y.is_meta:
         return
     known = labeled_rows(y)
     before = y[known].bincount()

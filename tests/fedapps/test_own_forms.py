@@ -89,6 +89,16 @@ def test_each_form_is_the_same_as_its_tensors(form, expected):
     assert_same(trained((form, form), label="sick"), expected)
 
 
+@pytest.mark.parametrize("form", ["a loader with a collate function", "items"])
+def test_a_method_that_holds_out_samples_takes_each_form(form):
+    """Whose labels are known with the inputs alone: nothing is said of their order."""
+    settings = {"held_out": 0.4, "batch_size": 12, "label": "sick"}
+    data = (FORMS[form], (X, Y))
+    arrays = ((X, Y), (X, Y))
+    expected = run_components("bbse", linear, arrays, (3,), **settings)
+    assert_same(run_components("bbse", linear, data, (3,), **settings), expected)
+
+
 @pytest.mark.parametrize(
     "data",
     [
