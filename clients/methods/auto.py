@@ -213,9 +213,10 @@ class AutoClient(HoldingOut):
         candidates: str,
         plays: int,
         shape: tuple[int, ...],
+        early_stopping: int = 0,
     ) -> list[str]:
-        """That nobody plays newcomers, which candidates the network leaves out, and which layers
-        it never calls."""
+        """That nobody plays newcomers, which candidates the network leaves out, which layers it
+        never calls, and that early stopping is off."""
         lines = []
         if not plays:
             lines.append(
@@ -237,6 +238,11 @@ class AutoClient(HoldingOut):
                 f"the forward pass of {model} never calls {', '.join(unread):.200}, so what enters "
                 "there is not read, and its statistics are not corrected; call such a layer, or "
                 "leave it out"
+            )
+        if early_stopping:
+            lines.append(
+                f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
+                "so all rounds are trained; set rounds"
             )
         note = note_on_size(network, head_of(network))
         if plays and note:
