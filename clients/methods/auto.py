@@ -31,6 +31,7 @@ from clients.core.decision.changes import (
     Change,
     Changer,
     OwnChange,
+    decimals_of_tokens,
     named_changes,
 )
 from clients.core.decision.choice import (
@@ -93,7 +94,7 @@ from clients.methods._batchwise import (
     mixed_statistics,
     pooled_moments,
 )
-from clients.models.foreign import never_called, takes_tokens
+from clients.models.foreign import never_called, takes_tokens, takes_whole_numbers
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -295,9 +296,12 @@ class AutoClient(HoldingOut):
             )
 
     def _check_change(self, change: OwnChange, x: Tensor) -> None:
-        """Raise ValueError for a change of x for which the network's logits are not finite."""
+        """Raise ValueError for a change of x for which the network's logits are not finite, and for
+        one that makes decimals of tokens, which a user's app keeps as floats."""
         changer = Changer(x, self.are_tokens(x))
         changed = changer(change, x, np.random.default_rng(self.seed))
+        if takes_whole_numbers(self.model) and (changed % 1 != 0).any():
+            raise ValueError(decimals_of_tokens(change.reference))
         _, logits = self.inner_values(changed)
         if not logits.isfinite().all():
             raise ValueError(

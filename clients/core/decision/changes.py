@@ -247,10 +247,15 @@ class OwnChange:
                 f"shape {tuple(x.shape)}"
             )
         if changed.is_floating_point() and not x.is_floating_point():
-            raise ValueError(f"{self.reference} gives decimals; a change of tokens gives tokens")
+            raise ValueError(decimals_of_tokens(self.reference))
         if not changed.isfinite().all():
             raise ValueError(f"{self.reference} gives numbers that are not finite")
         return changed.to(x)
+
+
+def decimals_of_tokens(reference: str) -> str:
+    """The sentence that refuses a user's change which makes decimals of tokens."""
+    return f"{reference} gives decimals; a change of tokens gives tokens"
 
 
 class Changer:
