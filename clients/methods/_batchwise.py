@@ -140,6 +140,18 @@ def batch_norms(model: nn.Module) -> dict[str, Norm]:
     return norms
 
 
+def check_own_statistics(method: str, model: nn.Module) -> None:
+    """Raise ValueError if two layers of `batch_norms` hold the same running statistics."""
+    holders: dict[int, str] = {}
+    for name, norm in batch_norms(model).items():
+        first = holders.setdefault(id(norm.running_mean), name)
+        if first != name:
+            raise ValueError(
+                f"{method} adapts the running statistics of each layer, and {first!r} and {name!r} "
+                "hold the same ones; give each layer its own"
+            )
+
+
 @contextmanager
 def before_norms(model: nn.Module, hook: Callable[[str, Norm, Tensor], None]) -> Iterator[None]:
     """Within the context, call `hook` before the forward pass of each layer of `batch_norms`.

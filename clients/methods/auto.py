@@ -91,6 +91,7 @@ from clients.methods._batchwise import (
     Changes,
     HoldingOut,
     batch_norms,
+    check_own_statistics,
     mixed_statistics,
     pooled_moments,
 )
@@ -179,9 +180,10 @@ class AutoClient(HoldingOut):
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
         """The network. Raises ValueError if it allows none of the candidates, if its layers are too
-        wide or cannot be read, and if others than all changes are named and none is one of such
-        inputs."""
+        wide or cannot be read, or two hold the same statistics, and if others than all changes are
+        named and none is one of such inputs."""
         layers_with_statistics(model)
+        check_own_statistics("auto", model)
         candidates_of(candidates, bool(batch_norms(model)))
         check_width(model, head_of(model))
         tokens = takes_tokens(model) or (info.inputs is not None and info.inputs.kind == TOKENS)
