@@ -370,7 +370,9 @@ def method_caveats(config: Config) -> list[str]:
     method = str(config["method"])
     client = METHODS[method].client
     values = settings(config, method)
-    model, _ = method_model(method, config, partitions.task(config))
+    info = partitions.task(config)
+    model, _ = method_model(method, config, info)
+    values["shape"] = tuple(info.shape)
     arguments = {name: values[name] for name in taken(client.caveats) if name in values}
     return client.caveats(model, **arguments)
 

@@ -289,6 +289,11 @@ def check_run(config: Config, engine: str = "in-process") -> Privacy | None:
         )
     if config["resume"] and not config["output-dir"]:
         raise ValueError("resume goes on from a checkpoint in output-dir, which is not set")
+    if config["output-dir"] and not config["fraction-evaluate"]:
+        raise ValueError(
+            "fraction-evaluate is 0, but output-dir keeps the scores of evaluations and the model "
+            "of an evaluated round; give a share above 0, or a larger evaluate-every"
+        )
     if config["robust"] != "none":
         _check_robust(config, method)
     if config["novel-rounds"] and "novel_rounds" not in accepted(METHODS[method].strategy):

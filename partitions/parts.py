@@ -64,7 +64,7 @@ def packed(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
     floats = [tensor.float() for tensor in tensors]
     if stacked:
         return torch.stack(floats, 1)
-    return torch.cat([tensor.flatten(1) for tensor in floats], 1)
+    return torch.cat([tensor.reshape(len(tensor), -1) for tensor in floats], 1)
 
 
 def unpacked(x: Tensor, parts: Sequence[Part]) -> list[Tensor]:

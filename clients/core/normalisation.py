@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
+from clients.core.layer_inputs import before_calls
 from clients.core.layout import set_training
 
 NORMALISATION = (
@@ -78,8 +79,7 @@ def with_statistics(model: nn.Module, *parts: Tensor) -> nn.Module:
             module.reset_running_stats()
             module.momentum = None  # torch then keeps the mean over the forward passes
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            hook = partial(_note_count, values_per_channel)
-            hooks.append(module.register_forward_hook(hook))
+            hooks.append(before_calls(module, partial(_note_count, values_per_channel, module)))
     with torch.no_grad():
         for part in parts:
             model(part)
@@ -92,11 +92,8 @@ def with_statistics(model: nn.Module, *parts: Tensor) -> nn.Module:
     return model.eval()
 
 
-def _note_count(
-    values_per_channel: dict[Any, int], norm: nn.Module, inputs: tuple[Tensor], _: Tensor
-) -> None:
-    """A forward hook: note how many values enter the statistics of a channel."""
-    x = inputs[0]
+def _note_count(values_per_channel: dict[Any, int], norm: nn.Module, x: Tensor) -> None:
+    """Note how many values of the layer's input x enter the statistics of a channel."""
     values_per_channel[norm] = x.numel() // x.shape[1]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from clients.core.client import Client
 from clients.core.evaluation import by_parts
 from clients.core.functional import functional_call
+from clients.core.layer_inputs import before_calls
 from fedapps.common.settings import COUNT, setting
 from partitions.shares import Samples, labeled_rows
 
@@ -112,8 +113,9 @@ class HoldingOut(Client):
 
 def check_classes_left(y: Tensor, rest: Tensor) -> None:
     """Raise ValueError if all samples of a class are held out, and not by chance: of labels y (n,)
-    those in `rest` (n,) stay."""
-    if y.ndim > 1 or y.is_floating_point():
+    those in `rest` (n,) stay. A dataset of the user's gives labels only with their inputs, so `y`
+    has none of them."""
+    if y.ndim > 1 or y.is_floating_point() or y.is_meta:
         return
     known = labeled_rows(y)
     before = y[known].bincount()
@@ -138,20 +140,30 @@ def batch_norms(model: nn.Module) -> dict[str, Norm]:
     return norms
 
 
+def check_own_statistics(method: str, model: nn.Module) -> None:
+    """Raise ValueError if two layers of `batch_norms` hold the same running statistics."""
+    holders: dict[int, str] = {}
+    for name, norm in batch_norms(model).items():
+        first = holders.setdefault(id(norm.running_mean), name)
+        if first != name:
+            raise ValueError(
+                f"{method} adapts the running statistics of each layer, and {first!r} and {name!r} "
+                "hold the same ones; give each layer its own"
+            )
+
+
 @contextmanager
 def before_norms(model: nn.Module, hook: Callable[[str, Norm, Tensor], None]) -> Iterator[None]:
     """Within the context, call `hook` before the forward pass of each layer of `batch_norms`.
 
     It gets the layer's name, the layer, and the layer's inputs as (channels, values)."""
 
-    def call(name: str, norm: nn.Module, inputs: tuple[Tensor]) -> None:
-        assert isinstance(norm, Norm)
-        values = inputs[0].detach().transpose(0, 1).flatten(1)
-        hook(name, norm, values)
+    def call(name: str, norm: Norm, x: Tensor) -> None:
+        hook(name, norm, x.detach().transpose(0, 1).flatten(1))
 
     handles = []
     for name, norm in batch_norms(model).items():
-        handles.append(norm.register_forward_pre_hook(partial(call, name)))
+        handles.append(before_calls(norm, partial(call, name, norm)))
     try:
         yield
     finally:

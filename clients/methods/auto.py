@@ -28,8 +28,10 @@ from clients.core.decision.changes import (
     COLUMN_CHANGES,
     EVERY,
     IMAGE_CHANGES,
+    Change,
     Changer,
     OwnChange,
+    decimals_of_tokens,
     named_changes,
 )
 from clients.core.decision.choice import (
@@ -65,6 +67,7 @@ from clients.core.decision.inner_values import (
     blocks_of,
     check_width,
     inputs_of,
+    layers_with_statistics,
     look,
     note_on_size,
     of_logits,
@@ -88,9 +91,11 @@ from clients.methods._batchwise import (
     Changes,
     HoldingOut,
     batch_norms,
+    check_own_statistics,
     mixed_statistics,
     pooled_moments,
 )
+from clients.models.foreign import never_called, takes_tokens, takes_whole_numbers
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -175,10 +180,13 @@ class AutoClient(HoldingOut):
     @classmethod
     def build(cls, model: nn.Module, info: Info, /, *, candidates: str, changes: str) -> nn.Module:
         """The network. Raises ValueError if it allows none of the candidates, if its layers are too
-        wide, and if others than all changes are named and none is one of such inputs."""
+        wide or cannot be read, or two hold the same statistics, and if others than all changes are
+        named and none is one of such inputs."""
+        layers_with_statistics(model)
+        check_own_statistics("auto", model)
         candidates_of(candidates, bool(batch_norms(model)))
         check_width(model, head_of(model))
-        tokens = info.inputs is not None and info.inputs.kind == TOKENS
+        tokens = takes_tokens(model) or (info.inputs is not None and info.inputs.kind == TOKENS)
         named = named_changes(changes, 1 + len(info.shape), whole=tokens)
         if not named and changes != EVERY:
             kinds = IMAGE_CHANGES if len(info.shape) == 3 else COLUMN_CHANGES
@@ -200,9 +208,18 @@ class AutoClient(HoldingOut):
 
     @classmethod
     def caveats(
-        cls, network: nn.Module, /, *, model: str, candidates: str, plays: int
+        cls,
+        network: nn.Module,
+        /,
+        *,
+        model: str,
+        candidates: str,
+        plays: int,
+        shape: tuple[int, ...],
+        early_stopping: int = 0,
     ) -> list[str]:
-        """That nobody plays newcomers, and which candidates the network leaves out."""
+        """That nobody plays newcomers, which candidates the network leaves out, which layers it
+        never calls, and that early stopping is off."""
         lines = []
         if not plays:
             lines.append(
@@ -217,6 +234,18 @@ class AutoClient(HoldingOut):
             lines.append(
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
+            )
+        unread = never_called(network, layers_with_statistics(network), shape)
+        if unread:
+            lines.append(
+                f"the forward pass of {model} never calls {', '.join(unread):.200}, so what enters "
+                "there is not read, and its statistics are not corrected; call such a layer, or "
+                "leave it out"
+            )
+        if early_stopping:
+            lines.append(
+                f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
+                "so all rounds are trained; set rounds"
             )
         note = note_on_size(network, head_of(network))
         if plays and note:
@@ -254,7 +283,7 @@ class AutoClient(HoldingOut):
         for name in filter(is_reference, methods_among(self.names)):
             with self.naming_own_code("auto.candidates", name, len(x)):
                 self._check_correction(name, x, base)
-        for change in named_changes(self.changes, x.ndim, whole=not x.is_floating_point()):
+        for change in self.changes_of(x):
             if isinstance(change, OwnChange):
                 with self.naming_own_code("auto.changes", change.reference, len(x)):
                     self._check_change(change, x)
@@ -269,8 +298,12 @@ class AutoClient(HoldingOut):
             )
 
     def _check_change(self, change: OwnChange, x: Tensor) -> None:
-        """Raise ValueError for a change of x for which the network's logits are not finite."""
-        changed = Changer(x)(change, x, np.random.default_rng(self.seed))
+        """Raise ValueError for a change of x for which the network's logits are not finite, and for
+        one that makes decimals of tokens, which a user's app keeps as floats."""
+        changer = Changer(x, self.are_tokens(x))
+        changed = changer(change, x, np.random.default_rng(self.seed))
+        if takes_whole_numbers(self.model) and (changed % 1 != 0).any():
+            raise ValueError(decimals_of_tokens(change.reference))
         _, logits = self.inner_values(changed)
         if not logits.isfinite().all():
             raise ValueError(
@@ -318,7 +351,7 @@ class AutoClient(HoldingOut):
         self.intermediate_logits = {}
         self.choice = None
         if not self.rule:
-            self.choice = Choice(NONE, f"{KEPT}: the run has no rule, as nobody played newcomers")
+            self.choice = Choice(NONE, f"{KEPT}: the run has no rule, and its log says why")
             return super().predict(x)
         inputs = x
         if INPUTS in self.stream:
@@ -696,12 +729,22 @@ class AutoClient(HoldingOut):
         """The newcomers of the client's held-out samples. The draws are the same in each round: a
         run that starts from a saved one repeats its rule."""
         x, y = self.held_out_samples()
-        changes = named_changes(self.changes, x.ndim, whole=not x.is_floating_point())
+        changes = self.changes_of(x)
         seed = seed_of(self.seed, "play", self.client)
         classes = self.head.out_features
-        for newcomer in newcomers(x, y, classes, self.plays, changes, seed):
+        whole = self.are_tokens(x)
+        for newcomer in newcomers(x, y, classes, self.plays, changes, seed, whole):
             case, _ = self.case(newcomer.x, newcomer.y)
             yield replace(case, unchanged=newcomer.unchanged)
+
+    def changes_of(self, x: Tensor) -> list[Change]:
+        """The changes that newcomers with inputs x (n, *shape) may have."""
+        return named_changes(self.changes, x.ndim, whole=self.are_tokens(x))
+
+    def are_tokens(self, x: Tensor) -> bool:
+        """Whether inputs x, or parts of them, are whole numbers: a user's app keeps these as
+        floats, and the network knows."""
+        return not x.is_floating_point() or takes_tokens(self.model)
 
 
 def finite_or(logits: Tensor, base: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from clients.methods._batchwise import (
     BatchwiseClient,
     Changes,
     batch_norms,
+    check_own_statistics,
     mixed_statistics,
 )
 from fedapps.common.settings import NONNEGATIVE, setting
@@ -40,8 +41,10 @@ class BNAdaptClient(BatchwiseClient):
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
-        """The network. Raises ValueError if it has no batch normalisation."""
+        """The network. Raises ValueError if it has no batch normalisation, and if two layers hold
+        the same statistics."""
         check_norms("bn-adapt", model, batch_norms(model))
+        check_own_statistics("bn-adapt", model)
         return model
 
     def predict(self, x: Tensor) -> Tensor:

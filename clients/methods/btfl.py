@@ -25,11 +25,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Beta
 
 from clients.core.arrays import Arrays
 from clients.core.client import Config, Metrics
+from clients.core.layer_inputs import before_calls
 from clients.core.normalisation import entropies
 from clients.methods._two_heads import TwoHeads, TwoHeadsClient
 from clients.models.head import head_of
@@ -133,10 +134,10 @@ class BTFLClient(TwoHeadsClient):
     def train(self, arrays: Arrays, config: Config) -> tuple[Arrays, int, Metrics]:
         """Train the personal head, then the global model."""
 
-        def keep_features(head: nn.Module, inputs: tuple[Tensor]) -> None:
-            self.features = inputs[0]  # for `loss`
+        def keep_features(f: Tensor) -> None:
+            self.features = f  # for `loss`
 
-        handle = head_of(self.model).register_forward_pre_hook(keep_features)
+        handle = before_calls(head_of(self.model), keep_features)
         try:
             return super().train(arrays, config)
         finally:

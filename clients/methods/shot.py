@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clients.core.layer_inputs import before_calls
 from clients.core.normalisation import class_logits, entropy
 from clients.methods.tent import TENTClient
 from clients.models.head import head_of
@@ -54,7 +55,7 @@ class SHOTClient(TENTClient):
             return
         features: list[Tensor] = []
         head = head_of(self.model)
-        handle = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+        handle = before_calls(head, features.append)
         parts = self.parts(x)
         try:
             with torch.no_grad():

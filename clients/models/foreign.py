@@ -1,9 +1,10 @@
 """Networks from outside the package: what they take and return is found by trial, before a run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from logging import WARNING
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.core.layer_inputs import before_calls
 from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
 from fedapps.common.tasks import BINARY, CLASSES, VALUES
@@ -279,8 +281,25 @@ class _Parts(_Hook):
 
 
 def takes_whole_numbers(network: nn.Module) -> bool:
-    """Whether the adopted network takes one tensor of whole numbers."""
-    return any(type(hook) is _Whole for hook in network._forward_pre_hooks.values())
+    """Whether the adopted network in `network`, itself or around it, takes one tensor of whole
+    numbers."""
+    return any(type(hook) is _Whole for hook in _pre_hooks(network))
+
+
+def takes_tokens(network: nn.Module) -> bool:
+    """Whether the adopted network in `network` takes whole numbers, or has parts of them."""
+    for hook in _pre_hooks(network):
+        if type(hook) is _Whole:
+            return True
+        if isinstance(hook, _Parts) and any(part.whole for part in hook.parts):
+            return True
+    return False
+
+
+def _pre_hooks(network: nn.Module) -> Iterator[Callable[..., Any]]:
+    """The forward pre-hooks of the network and of all modules in it."""
+    for module in network.modules():
+        yield from module._forward_pre_hooks.values()
 
 
 def check_whole_inputs(samples: Samples) -> None:
@@ -507,6 +526,25 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     called = list(dict.fromkeys(ended))  # once each: a layer may be used twice
     not_called = [name for name in owners if name not in called]
     return not_called + called
+
+
+def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, ...]) -> list[str]:
+    """Those among the `names` of layers that a forward pass of inputs (n, *shape) in evaluation
+    mode does not call; none if the network cannot take blank inputs."""
+    called: set[str] = set()
+
+    def note(name: str, _: Tensor) -> None:
+        called.add(name)
+
+    handles = []
+    for name in names:
+        handles.append(before_calls(network.get_submodule(name), partial(note, name)))
+    try:
+        output = _output_for(network, blank_inputs(network, shape))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [] if output is None else [name for name in names if name not in called]
 
 
 def check_trains_nothing(network: nn.Module) -> None:

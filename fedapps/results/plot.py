@@ -164,7 +164,9 @@ def decisions(runs: "DataFrame") -> "Figure":
     dots = decisions_of(runs)
     dots = dots[dots.limit > 0].dropna(subset="misfit")
     if dots.empty:
-        raise ValueError("no novel client of these runs made a choice; auto's clients do")
+        raise ValueError(
+            "no novel client of these runs made a choice; auto's clients do, where a run has a rule"
+        )
     gains = {"expected": "expected gain", "gain": "measured gain"}
     columns = [name for name in gains if dots[name].notna().any()]
     figure = Figure(figsize=(5 * len(columns), 4), layout="constrained")

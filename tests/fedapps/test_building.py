@@ -103,6 +103,8 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
     )
     assert method_caveats(config | {"auto.plays": 0}) == [nobody, lacking]
     assert method_caveats(config | {"method": "bbse"}) == []
+    (note,) = method_caveats(config | {"model": "convnet-bn", "early-stopping": 3})
+    assert note.startswith("early-stopping=3 ends no run: the rule belongs to the last model")
 
 
 def test_what_autos_clients_send_is_said_where_it_is_much(monkeypatch):

@@ -91,6 +91,16 @@ def test_each_form_is_the_same_as_its_tensors(form, expected):
     assert_same(trained((form, form), label="sick"), expected)
 
 
+@pytest.mark.parametrize("form", ["a loader with a collate function", "items"])
+def test_a_method_that_holds_out_samples_takes_each_form(form):
+    """Whose labels are known with the inputs alone: nothing is said of their order."""
+    settings = {"held_out": 0.4, "batch_size": 12, "label": "sick"}
+    data = (FORMS[form], (X, Y))
+    arrays = ((X, Y), (X, Y))
+    expected = run_components("bbse", linear, arrays, (3,), **settings)
+    assert_same(run_components("bbse", linear, data, (3,), **settings), expected)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -467,8 +477,9 @@ def test_token_ids_stay_whole_numbers(method):
 
 
 def test_what_is_no_token_is_refused():
-    with pytest.raises(RuntimeError, match="row 0 of the inputs has fractions"):
-        trained((IDS + 0.5, Y), Bag, (7,))
+    for method in ("fedavg", "fedper"):  # FedPer's network is that of the user in two parts
+        with pytest.raises(RuntimeError, match="row 0 of the inputs has fractions"):
+            run_components(method, Bag, (IDS + 0.5, Y), (7,))
     with pytest.raises(RuntimeError, match=r"inputs go up to .* whole numbers up to 16777216"):
         trained((IDS + 2**25, Y), Bag, (7,))
 
@@ -510,6 +521,27 @@ def test_inputs_of_different_kinds_and_shapes():
         np.testing.assert_allclose(
             arrays[name], (p - 0.1 * p.grad).detach().numpy(), rtol=1e-5, atol=1e-7
         )
+
+
+def test_an_input_may_be_one_number_for_each_sample():
+    """Beside others it is a column of its own; a single id stays a whole number."""
+
+    class Grouped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(2, 3)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x, group):
+            return self.head(x + self.embedding(group))
+
+    data = ((X, Y.clone()), Y)
+    arrays, _ = trained((data, data), Grouped, ((3,), ()))
+    torch.manual_seed(0)
+    net = Grouped()
+    nn.functional.cross_entropy(net(X, Y), Y).backward()
+    expected = (net.embedding.weight - 0.1 * net.embedding.weight.grad).detach().numpy()
+    np.testing.assert_allclose(arrays["embedding.weight"], expected, rtol=1e-5, atol=1e-7)
 
 
 def test_a_collate_function_is_called_for_each_mini_batch():

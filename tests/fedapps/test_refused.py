@@ -192,6 +192,10 @@ def test_real_nodes_have_their_own_seconds():
             "round-deadline 9, but simulated clients have no seconds of their own; set latency=",
         ),
         ({"output-dir": "here"}, "output-dir is 'here'; it must be an absolute path"),
+        (
+            {"output-dir": "/runs/here", "fraction-evaluate": 0.0},
+            "fraction-evaluate is 0, but output-dir keeps .*; give a share above 0, or a larger",
+        ),
         ({"callbacks": "tensorboard"}, "output-dir is not set"),
     ],
 )

@@ -12,6 +12,7 @@ from clients_with_sources import novel_client
 from flwr.app import Context, RecordDict
 from small_runs import ALL_SAMPLES, SMALL, Watched, fedapps, federate, share, update
 from torch import nn
+from torch.nn import functional as F
 
 import partitions
 from clients.core.client import Client
@@ -28,8 +29,11 @@ from clients.methods.auto import KEPT, AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
+from clients.models.foreign import adopted
 from clients.models.head import headed
-from fedapps import InProcessGrid, client_app, server_app
+from fedapps import InProcessGrid, client_app, load, server_app
+from partitions.datasets.loading import Info
+from partitions.parts import Part, packed
 from partitions.shares import UNLABELED
 from strategies.core.replies import Node
 from strategies.maths.decision import newton_step
@@ -385,7 +389,7 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
 def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
     network = nn.Sequential(nn.Conv2d(1, 4, 3), norm)
     network.head = nn.Linear(4, 3)
-    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5}
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5, "shape": (1, 8, 8)}
     expected = f"candidates none, bbse; bn16 needs batch {words}"
     assert AutoClient.caveats(network, **settings) == [expected]
 
@@ -542,6 +546,8 @@ def test_without_an_answer_clients_keep_fedavgs_model(rounds, monkeypatch, tmp_p
     assert "novel-accuracy" in metrics and "novel-misfit" not in metrics
     causes = (tmp_path / "run" / "errors.log").read_text()
     assert "auto: no rule\nno training client has answered query.moments" in causes
+    report = load(tmp_path / "run").personalize(X).report
+    assert report["decision"] == f"{KEPT}: the run has no rule, and its log says why"
 
 
 def test_a_run_that_starts_from_a_saved_one_makes_the_same_rule(tmp_path):
@@ -722,6 +728,33 @@ class Normed(torch.nn.Module):
         return self.head(self.features(x))
 
 
+class Functional(Normed):
+    """The layer `norm` is there for its arrays alone: it is not called."""
+
+    def features(self, x):
+        norm = self.norm
+        x = F.batch_norm(self.first(x), norm.running_mean, norm.running_var)
+        return self.instance(self.second(x)).flatten(1)
+
+
+def test_layers_that_are_never_called_are_said_before_a_run():
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5, "shape": (1, 8, 8)}
+    network = Functional()
+    (line,) = AutoClient.caveats(network, **settings)
+    assert line.startswith("the forward pass of my-network never calls norm, again, so what enters")
+    assert not network.norm._forward_pre_hooks
+    # Of a network that takes other inputs nothing is known.
+    assert AutoClient.caveats(network, **settings | {"shape": (3, 8, 8)}) == []
+    assert AutoClient.caveats(Normed(), **settings) == []
+
+
+def test_a_layer_of_torch_jit_is_refused():
+    network = nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm2d(1))), nn.Flatten())
+    network.head = nn.Linear(64, 3)
+    with pytest.raises(ValueError, match=r"enters '0\.0', a layer of torch\.jit, .* no hooks"):
+        AutoClient.build(network, partitions.task(SMALL), candidates="bbse", changes=EVERY)
+
+
 def test_server_and_clients_know_the_same_layers():
     """The server sees arrays alone: `exchange` compares the shapes of the answers."""
     client = AutoClient(Normed(), share(X, Y), held_out=0.75)
@@ -765,6 +798,39 @@ def test_tokens_are_played_unchanged():
     client.source = source_of(client)
     assert not client.held_out_samples()[0].is_floating_point()
     assert all(case.unchanged for case in client.played())
+
+
+class Words(torch.nn.Module):
+    """A network of token ids, and of a mask if there is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 4)
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, ids, mask=None):
+        mask = torch.ones_like(ids) if mask is None else mask
+        return self.head((self.embedding(ids) * mask[..., None]).mean(1))
+
+
+@pytest.mark.parametrize("names", [(), ("ids", "mask")])
+def test_tokens_of_a_users_app_are_played_unchanged(names):
+    """Its samples are floats, in which several inputs of a sample are packed."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(0, 9, (40, 5), generator=generator) for _ in range(max(len(names), 1))]
+    parts = [Part(name, (5,), True) for name in names]
+    x = packed(tokens, stacked=True) if parts else tokens[0].float()
+    shape = tuple(x.shape[1:])
+    network, _ = adopted(Words(), "words", shape, 3, parts=parts)
+    network = headed(network, "auto", shape, 3)
+    client = AutoClient(network, share(x, Y), held_out=0.75)
+    client.source = source_of(client)
+    assert client.held_out_samples()[0].is_floating_point()
+    assert len(list(client.played())) == 5
+    assert all(case.unchanged for case in client.played())
+    info = Info("own", shape, 3, "")
+    with pytest.raises(ValueError, match=r"none of these changes .* your own, as module:NAME"):
+        AutoClient.build(network, info, candidates="bbse", changes="column-noise")
 
 
 def test_a_client_that_would_train_further_has_no_rule():

@@ -15,6 +15,8 @@ from clients.core.decision import choice
 from clients.core.decision.changes import Changer, named_changes
 from clients.core.label_shift import log_q_by_em
 from clients.methods.auto import EM_STEPS, AutoClient
+from clients.models.foreign import adopted
+from clients.models.head import headed
 from fedapps import InProcessGrid, client_app, server_app
 from fedapps.building import Builder, check_chosen, corrects_alone, method_model
 from fedapps.common import external_code
@@ -363,6 +365,29 @@ def test_a_users_change_of_tokens_gives_tokens():
         tokens_with(halves).check_own_code()
     with pytest.raises(ValueError, match=r"unknown', which fails on 20 inputs of client 0: "):
         tokens_with(unknown).check_own_code()
+
+
+class Averaged(torch.nn.Module):
+    """The mean of the embeddings of token ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 4)
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+
+def test_a_users_change_of_tokens_that_an_app_keeps_as_floats_gives_tokens():
+    synonyms, halves = own("synonyms", "halves")
+    tokens = torch.randint(0, 9, (40, 5), generator=torch.Generator().manual_seed(0)).float()
+    network, _ = adopted(Averaged(), "averaged", (5,), 3)
+    network = headed(network, "auto", (5,), 3)
+    AutoClient(network, share(tokens, Y), held_out=0.5, changes=synonyms).check_own_code()
+    client = AutoClient(network, share(tokens, Y), held_out=0.5, changes=halves)
+    with pytest.raises(ValueError, match="halves gives decimals; a change of tokens gives tokens"):
+        client.check_own_code()
 
 
 def test_changes_that_are_none_or_fit_no_input_are_refused():

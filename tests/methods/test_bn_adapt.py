@@ -5,10 +5,13 @@ import math
 import pytest
 import torch
 from clients_with_sources import image_client, novel_client
+from small_runs import SMALL
 from torch import nn
 
+import partitions
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.methods.memo import MEMOClient
+from fedapps.methods import METHODS
 
 
 def test_statistics_by_hand():
@@ -73,3 +76,14 @@ def test_layers_without_running_statistics_are_named():
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"keeps none: 0; leave out track_running_stats=False"):
         BNAdaptClient.build(model, None)
+
+
+@pytest.mark.parametrize("method", ["bn-adapt", "auto"])
+def test_layers_that_hold_the_same_statistics_are_refused(method):
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    second.running_mean, second.running_var = first.running_mean, first.running_var
+    model = nn.Sequential(first, second)
+    model.head = nn.Linear(4, 3)
+    kind = METHODS[method].client
+    with pytest.raises(ValueError, match=f"{method} adapts .* '0' and '1' hold the same ones"):
+        kind.build_network(model, partitions.task(SMALL))

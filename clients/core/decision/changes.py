@@ -247,18 +247,24 @@ class OwnChange:
                 f"shape {tuple(x.shape)}"
             )
         if changed.is_floating_point() and not x.is_floating_point():
-            raise ValueError(f"{self.reference} gives decimals; a change of tokens gives tokens")
+            raise ValueError(decimals_of_tokens(self.reference))
         if not changed.isfinite().all():
             raise ValueError(f"{self.reference} gives numbers that are not finite")
         return changed.to(x)
 
 
-class Changer:
-    """Applies changes in the units of the client's samples x (n, *shape). Tokens have no unit."""
+def decimals_of_tokens(reference: str) -> str:
+    """The sentence that refuses a user's change which makes decimals of tokens."""
+    return f"{reference} gives decimals; a change of tokens gives tokens"
 
-    def __init__(self, x: Tensor) -> None:
+
+class Changer:
+    """Applies changes in the units of the client's samples x (n, *shape). Those that are `whole`
+    numbers, as tokens are, have no unit."""
+
+    def __init__(self, x: Tensor, whole: bool = False) -> None:
         self.is_image = x.ndim == 4
-        self.is_whole = not x.is_floating_point()
+        self.is_whole = whole
         if self.is_whole:
             return
         others = [0, *range(2, x.ndim)]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, to_numpy
 from clients.core.decision.moments import Blocks
+from clients.core.layer_inputs import before_calls
 from clients.core.normalisation import sizes_with_statistics
 
 NUM_OF_INPUT = 4  # values of an input's look
@@ -69,14 +70,14 @@ def inputs_of(
     n = len(x)
     means = [torch.zeros(n, size, device=x.device) for size in sizes]
 
-    def keep(place: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
-        values = inputs[0].detach()
+    def keep(place: int, values: Tensor) -> None:
+        values = values.detach()
         if len(values) == n:
             means[place] = values.flatten(2).mean(2) if values.ndim > 2 else values
 
     handles = []
     for place, layer in enumerate(layers):
-        handles.append(layer.register_forward_pre_hook(partial(keep, place)))
+        handles.append(before_calls(layer, partial(keep, place)))
     try:
         yield means
     finally:
@@ -85,6 +86,19 @@ def inputs_of(
 
 
 # The sizes of a client's messages
+
+
+def layers_with_statistics(network: nn.Module) -> list[str]:
+    """The names of the layers with running statistics. Raises ValueError for one of torch.jit,
+    whose inputs cannot be read."""
+    names = [*sizes_with_statistics(_buffers(network))]
+    for name in names:
+        if isinstance(network.get_submodule(name), torch.jit.ScriptModule):
+            raise ValueError(
+                f"auto reads what enters {name!r}, a layer of torch.jit, which takes no hooks; "
+                "give the network before torch.jit.script or torch.jit.trace"
+            )
+    return names
 
 
 def check_width(network: nn.Module, head: nn.Linear) -> None:

@@ -58,17 +58,23 @@ def rows_of_proportions(
 
 
 def newcomers(
-    x: Tensor, y: Tensor, num_classes: int, count: int, changes: Sequence[Change], seed: int
+    x: Tensor,
+    y: Tensor,
+    num_classes: int,
+    count: int,
+    changes: Sequence[Change],
+    seed: int,
+    whole: bool = False,
 ) -> Iterator[Newcomer]:
     """`count` newcomers of samples x (N, *shape), y (N,); fewer where a class has too few samples,
-    none for N < 20."""
+    none for N < 20. `whole`: x are whole numbers."""
     sizes = [size for size in SIZES if size <= len(y)]
     if not sizes:
         return
     draw = np.random.default_rng(seed)
     labels = y.cpu().numpy()
     present = np.bincount(labels, minlength=num_classes) > 0
-    changer = Changer(x) if changes else None
+    changer = Changer(x, whole) if changes else None
     for _ in range(count):
         size = int(draw.choice(sizes))
         if draw.random() < UNCHANGED:
