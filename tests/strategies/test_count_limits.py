@@ -68,15 +68,16 @@ def test_the_methods_limit_with_protect_and_only_then():
 
 @pytest.mark.parametrize("protect", [False, True])
 def test_one_client_counts_as_one_in_autos_sums(protect):
-    """A loss is a share, always, of the newcomers that get a correction; confusion counts and
-    histograms are limited with protect."""
+    """A loss is a share, always, of the newcomers that get a correction, and so is a gain;
+    confusion counts and histograms are limited with protect."""
     exchanges = auto._Exchanges.__new__(auto._Exchanges)
     exchanges.strategy = auto.Auto(protect=protect)
     shares = {"loss": np.array([-40.0, 9.0, 0.5, 0.5]), "corrected": np.array([0.0, 7, 0.6, 0.4])}
-    losses = [shares | {"clients": np.array([3.0])}]
+    losses = [shares | {"clients": np.array([3.0]), "gain": np.array([5.0, -7, 0.2, -0.5])}]
     exchanges.bound(losses)
     assert losses[0]["corrected"].tolist() == [0, 1, 0.6, 0.4]
     assert losses[0]["loss"].tolist() == [0, 1, 0.5, 0.4] and losses[0]["clients"].tolist() == [1]
+    assert losses[0]["gain"].tolist() == [0, -1, 0.2, -0.4]
     answers = [{"confusion": HONEST} for _ in range(4)] + [{"confusion": 99 * PERMUTED}]
     exchanges.bound(answers)
     expected = [[27, 3], [3, 27]] if protect else 99 * PERMUTED

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.core.protocol import CAPABILITIES
+from clients.core.protocol import (
+    AXES,
+    CAPABILITIES,
+    CLASS_NAMES,
+    COLUMNS,
+    FROZEN,
+    PUBLIC,
+    SCALING,
+)
 from strategies.core.reply_checks import LARGEST, READERS, checked_values
 
 ANYTHING = st.one_of(
@@ -66,6 +74,12 @@ KINDS = {
     "model": str,
     "error": str,
     CAPABILITIES: str,
+    COLUMNS: str,
+    CLASS_NAMES: str,
+    SCALING: str,
+    PUBLIC: str,
+    FROZEN: str,
+    AXES: str,
     "counts": list,
 }  # others: numbers
 
