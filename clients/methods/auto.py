@@ -39,13 +39,8 @@ from clients.core.decision.choice import (
     BN_WEIGHTS,
     EM_VIEWS,
     KEEP,
-    LABEL_SHIFT,
-    LEAST_INPUTS_WON,
-    NEVER,
     Case,
-    Decision,
     Rule,
-    able_in,
     candidates_of,
     cases_of,
     cases_to_arrays,
@@ -53,7 +48,6 @@ from clients.core.decision.choice import (
     methods_among,
     names_in,
     num_features,
-    word_of,
 )
 from clients.core.decision.evidence import (
     changed_rows,
@@ -61,6 +55,14 @@ from clients.core.decision.evidence import (
     outcomes,
     sample_evidence,
     statistics_descriptor,
+)
+from clients.core.decision.explanation import (
+    KEPT,
+    NONE,
+    chosen,
+    explained,
+    name_of,
+    numbers,
 )
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.inner_values import (
@@ -113,9 +115,7 @@ COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivativ
 PLAYED = "played"  # group of the state: newcomers, between the server's messages
 MIXING = 0.001  # ε of BBSE
 EM_STEPS = 20
-NONE = "none"
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
-KEPT = "Kept the global model"
 CANDIDATES = setting(
     "bbse,bn16",
     "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64; tent, t3a, shot, memo, "
@@ -370,9 +370,10 @@ class AutoClient(HoldingOut):
         before = len(inputs) - len(x)
         base = views[""][before:]
         self.intermediate_logits = {"base": base}
-        decision = decide(Rule.of(self.rule), case, self.names)
-        self.adaptation_metrics = self.described(decision)
-        self.choice = self.explained(decision, len(inputs))
+        rule = Rule.of(self.rule)
+        decision = decide(rule, case, self.names)
+        self.adaptation_metrics = {**numbers(rule, decision, self.names)}
+        self.choice = explained(rule, decision, self.names, len(inputs))
         self.follow(previous, decision.choice)
         if decision.choice == KEEP:
             return base
@@ -385,7 +386,7 @@ class AutoClient(HoldingOut):
         logits = super().predict(x)
         self.choice = Choice(NONE, f"{KEPT}: {reason}")
         self.intermediate_logits = {"base": logits}
-        self.adaptation_metrics = self.chosen(KEEP)
+        self.adaptation_metrics = {**chosen(KEEP, self.names)}
         return logits
 
     def follow(self, previous: Tensor | None, choice: int) -> None:
@@ -393,81 +394,9 @@ class AutoClient(HoldingOut):
         assert self.choice is not None
         self.stream[CHOSEN] = torch.tensor(choice)
         if previous is not None and int(previous) != choice:
-            former = self.name_of(int(previous))
+            former = name_of(int(previous), self.names)
             reason = f"Changed from {former} to {self.choice.name}. {self.choice.reason}"
             self.choice = Choice(self.choice.name, reason)
-
-    def name_of(self, choice: int) -> str:
-        """The name of a choice, KEEP or the place of a candidate."""
-        return NONE if choice == KEEP else word_of(self.names[choice])
-
-    def described(self, decision: Decision) -> Metrics:
-        """T, t, k, the choice and its expected gain; d and w of the candidate that is expected to
-        gain most."""
-        rule = Rule.of(self.rule)
-        assert rule.misfit_limit is not None and rule.guard is not None
-        able = able_in(decision.regime, self.names)
-        expected = np.where(able, decision.changed * decision.win_rates, -np.inf)
-        first = int(expected.argmax())
-        metrics: Metrics = {
-            "misfit": decision.misfit,
-            "misfit-limit": float(rule.misfit_limit),
-            "guard": float(rule.guard[decision.regime]),
-            "changed": float(decision.changed[first]) if able.any() else 0.0,
-            "win-rate": float(decision.win_rates[first]) if able.any() else 0.0,
-            "expected-gain": self.expected_gain(decision),
-        }
-        return metrics | self.chosen(decision.choice)
-
-    def chosen(self, choice: int) -> Metrics:
-        """1 for the choice, KEEP or the place of a candidate, and 0 for the others."""
-        metrics: Metrics = {"chosen-none": float(choice == KEEP)}
-        for place, name in enumerate(self.names):
-            metrics[f"chosen-{word_of(name)}"] = float(choice == place)
-        return metrics
-
-    @staticmethod
-    def expected_gain(decision: Decision) -> float:
-        """d w of the choice, as a share of the inputs; 0 if FedAvg's model is kept."""
-        if decision.choice == KEEP:
-            return 0.0
-        return float(decision.changed[decision.choice] * decision.win_rates[decision.choice])
-
-    def explained(self, decision: Decision, n: int) -> Choice:
-        """The choice for n inputs, and why, in one sentence."""
-        rule = Rule.of(self.rule)
-        assert rule.misfit_limit is not None and rule.guard is not None
-        limit = float(rule.misfit_limit)
-        # One decimal, or as many as tell T and its limit apart.
-        decimals = 1 if f"{decision.misfit:.1f}" != f"{limit:.1f}" else 3
-        misfit = f"{decision.misfit:.{decimals}f}"
-        inputs = f"inputs look unlike training (T {misfit} over {limit:.{decimals}f})"
-        if decision.regime == LABEL_SHIFT:
-            inputs = (
-                "inputs look like training, up to the proportions of the classes "
-                f"(T {misfit}, at most {limit:.{decimals}f})"
-            )
-        gains = decision.changed * decision.win_rates
-        if decision.choice != KEEP:
-            name = self.name_of(decision.choice)
-            d, gain = decision.changed[decision.choice], gains[decision.choice]
-            return Choice(
-                name,
-                f"Chose {name}: {inputs}, and of the {100 * d:.0f} % of predictions that it "
-                f"changes, {100 * gain:.1f} points are expected to be won",
-            )
-        if rule.guard[decision.regime] == NEVER:
-            text = f"{KEPT}: {inputs} and too few training clients have played newcomers like that"
-            return Choice(NONE, text)
-        expected = np.where(able_in(decision.regime, self.names), gains, -np.inf)
-        first = int(expected.argmax())
-        if expected[first] * n < LEAST_INPUTS_WON:
-            return Choice(NONE, f"{KEPT}: {inputs} and no correction is expected to help")
-        return Choice(
-            NONE,
-            f"{KEPT}: {inputs} and the {100 * expected[first]:.1f} points that "
-            f"{self.name_of(first)} is expected to win are too uncertain",
-        )
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network, with the chosen correction in the bias of its head or in its statistics.

@@ -18,6 +18,7 @@ import partitions
 from clients.core.client import Client
 from clients.core.decision.changes import EVERY
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
+from clients.core.decision.explanation import KEPT, explained
 from clients.core.decision.inner_values import look
 from clients.core.decision.moments import class_means
 from clients.core.decision.tallies import derivatives
@@ -25,7 +26,7 @@ from clients.core.evaluation import predict_novel
 from clients.core.label_shift import log_q_by_em
 from clients.methods import _batchwise
 from clients.methods._batchwise import pooled_moments
-from clients.methods.auto import KEPT, AutoClient
+from clients.methods.auto import AutoClient
 from clients.methods.bbse import BBSEClient
 from clients.methods.bn_adapt import BNAdaptClient
 from clients.models import build_model
@@ -167,7 +168,7 @@ def test_the_reason_says_what_the_inputs_look_like_and_what_is_expected():
 
     def reason(n, misfit, regime, *win_rates):
         decision = Decision(KEEP, misfit, regime, changed, np.array(win_rates))
-        choice = client.explained(decision, n)
+        choice = explained(Rule.of(client.rule), decision, client.names, n)
         assert choice.name == "none"
         return choice.reason
 
