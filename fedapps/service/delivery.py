@@ -315,8 +315,20 @@ class PersonalizationResult:
         if self.stream is not None:
             content[STREAM] = self.stream.content()
         digests = {name: digest(data) for name, data in content.items()}
-        content[REPORT] = json.dumps(self.report() | {DIGESTS: digests}, indent=1).encode()
+        report = with_null(self.report() | {DIGESTS: digests})
+        content[REPORT] = json.dumps(report, indent=1, allow_nan=False).encode()
         write_files({folder / name: data for name, data in content.items()})
+
+
+def with_null(value: Any) -> Any:
+    """The value with null in place of NaN and infinity, which are no JSON."""
+    if isinstance(value, dict):
+        return {key: with_null(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [with_null(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def result_of(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ import partitions
 from clients.models import build_model
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
+from fedapps.service import delivery
 from fedapps.service.inputs import read_input_files
 from fedapps.settings.config import defaults
 from partitions.inspect import export
@@ -149,6 +151,24 @@ def test_labels_only_score(method, run, tmp_path):
             labels = np.array([int(row["class"]) for row in csv.DictReader(file)])
     assert predicted[0] == predicted[1]
     assert json.loads((out / "report.json").read_text())["accuracy"] == 1.0
+
+
+def test_the_report_is_json_whatever_the_network_gives(run, tmp_path, monkeypatch):
+    """NaN and Infinity are no JSON."""
+
+    def refuse(word):
+        raise ValueError(word)
+
+    numbers = {"entropy": math.nan, "shares": [0.5, {"a": -math.inf}]}
+    report_of = delivery.PersonalizationResult.report
+    monkeypatch.setattr(
+        delivery.PersonalizationResult, "report", lambda result: report_of(result) | numbers
+    )
+    x, out = tmp_path / "x.npy", tmp_path / "out"
+    np.save(x, np.zeros((3, 1, 8, 8), np.float32))
+    command("personalize", run("fedavg"), x, "--output", out)
+    report = json.loads((out / "report.json").read_text(), parse_constant=refuse)
+    assert (report["entropy"], report["shares"]) == (None, [0.5, {"a": None}])
 
 
 def test_the_files_of_a_folder_of_images(run, tmp_path):
