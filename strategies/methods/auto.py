@@ -28,7 +28,6 @@ from clients.core.arrays import Arrays, prefixed
 from clients.core.decision.choice import (
     BBSE,
     DESCRIPTORS,
-    LABEL_SHIFT,
     NEVER,
     Rule,
     candidates_of,
@@ -396,9 +395,9 @@ class _Exchanges:
         for regime, words in enumerate(REGIME_WORDS):
             clients = float(sums["clients"][regime])
             corrected = None
-            if regime == LABEL_SHIFT:
-                # Few small newcomers get BBSE, and most clients with more inputs: harm among all
-                # newcomers says little of these.
+            if not self.has_statistics:
+                # Then BBSE is the candidate, which few small newcomers get, and most clients with
+                # more inputs: harm among all newcomers says little of these.
                 corrected = sums["corrected"][regime]
             k = least_guard(sums["loss"][regime], clients, alpha, corrected)
             if k == NEVER:
