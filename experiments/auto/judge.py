@@ -109,7 +109,8 @@ def mean_of(verdicts: Sequence[Verdict]) -> Verdict:
 
 def read(folder: Path, compared: Sequence[str] = ()) -> list[Verdict]:
     """The verdict on each seed of a scenario's folder. A seed is left out, with a sentence, if one
-    of the methods that are `compared` has no run that ended; default: those of the protocol."""
+    of the methods that are `compared` has no run that ended; default: those of the protocol. Other
+    methods' runs do not count."""
     runs, problems = read_runs(folder)
     for problem in problems:
         print(f"{folder}: {problem}")
@@ -117,6 +118,7 @@ def read(folder: Path, compared: Sequence[str] = ()) -> list[Verdict]:
     clients = clients_of(runs)
     clients = clients[clients.role == "novel"]
     methods = compared or methods_for(runs.config.iloc[0]["model"])
+    clients = clients[clients.method.isin(methods)]
     verdicts = []
     for seed, of_seed in clients.groupby("seed"):
         lacking = sorted(set(methods) - set(of_seed.method))

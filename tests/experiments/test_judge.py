@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from pandas import DataFrame
 from PIL import Image
+from run_folders import leave
 from small_runs import SMALL
 
 from experiments.auto import figure, judge
@@ -139,6 +140,14 @@ def test_a_scenario_without_a_run_of_auto_is_left_out(tmp_path, capsys):
     assert read(tmp_path / "iid") == []
     said = capsys.readouterr().out
     assert "iid, seed 0, is left out: no run of auto, bbse, prior-em, t3a has ended" in said
+
+
+def test_runs_of_methods_that_are_not_compared_do_not_count(tmp_path):
+    """`t3a` has a run of this scenario alone: its column would lack the others' cells."""
+    for method in ("fedavg", "auto", "bbse", "t3a"):
+        leave(tmp_path / "iid", method, 0, [0.5, 0.25])
+    (one,) = read(tmp_path / "iid", ("fedavg", "auto", "bbse"))
+    assert one.gain == {"auto": 0, "bbse": 0}
 
 
 def test_a_record_keeps_other_seeds_and_scenarios(tmp_path, monkeypatch, capsys):
