@@ -210,11 +210,14 @@ def in_other_units(encoding: SharedEncoding, sent: Sequence[Sent]) -> list[str]:
     """For each client whose numbers in a column, or values to predict, are `FAR` from those of most
     clients, a sentence that says so."""
     texts: list[str] = []
-    by_name = [{column.name: column for column in entry.statistics.columns} for entry in sent]
+    by_name = []
+    for entry in sent:
+        by_name.append({column.name: column for column in entry.statistics.columns})
     for position, name in encoding.numbers().items():
-        key = name if encoding.table is not None else str(position)
-        word = f"column {name}" if encoding.table is not None else name
-        texts += _far(word, sent, [columns[key] for columns in by_name])
+        key, words = str(position), name
+        if encoding.table is not None:
+            key, words = name, f"column {name}"
+        texts += _far(words, sent, [columns[key] for columns in by_name])
     for number in range(len(encoding.targets.std)):
         values = [entry.statistics.targets[number] for entry in sent]
         texts += _far(f"value {number} to predict", sent, values)

@@ -12,42 +12,29 @@ samples or frozen parameters are others, than those of most of the first nodes."
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from logging import INFO, WARNING, LogRecord, getLogger
-from operator import eq
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from clients.core.projections import are_alike
 from clients.core.protocol import (
-    AXES,
     CAPABILITIES,
-    CLASS_NAMES,
     CLIENT,
-    COLUMNS,
-    FROZEN,
-    MAGNITUDE,
     MODEL,
     NOVEL,
-    PUBLIC,
-    SCALING,
     START_ERROR,
-    VALUE_MAGNITUDE,
 )
 from fedapps.common.errors import brief
 from fedapps.common.once import say_once
+from strategies.core.common_properties import COMMON
 from strategies.core.nodes import Nodes, NodeTable
 from strategies.core.replies import (
-    DIFFERS,
     LACKS,
-    OTHER_CLASSES,
-    OTHER_FROZEN,
-    OTHER_PUBLIC,
     Node,
     Requirement,
     error_of,
@@ -58,85 +45,8 @@ from strategies.core.reply_checks import checked_values, raw_values
 POLL_SECONDS = 0.5
 ASKED_AT_ONCE = 5000  # nodes; a query and its reply take 3 kB of memory
 SHOWN = 10  # nodes in a line of the log
-FACTOR = 5  # powers of two between inputs that may have one unit
 
 
-class Common(NamedTuple):
-    """A property that all nodes which have it share: the cause and the reason of a refusal, and
-    whether two values count as the same. Without a cause the reason is only said: another value
-    may be meant."""
-
-    cause: str
-    reason: str
-    is_same: Callable[[Any, Any], bool]
-
-
-def have_one_order(one: str, other: str) -> bool:
-    """Whether two inputs may have their axes in one order: no, if they differ in the order alone
-    and the shortest axis, that of channels, has another place."""
-    a, b = ([int(word) for word in text.split()] for text in (one, other))
-    is_turned = sorted(a) == sorted(b) and a.count(min(a)) == 1
-    return not is_turned or a.index(min(a)) == b.index(min(b))
-
-
-def have_one_unit(one: int, other: int) -> bool:
-    """Whether powers of two are so near that the numbers below them may have one unit."""
-    return abs(one - other) <= FACTOR
-
-
-COMMON = {
-    COLUMNS: Common(
-        DIFFERS,
-        "its table has other columns than those of most nodes, or the same in another order; give "
-        "all nodes the same columns in one order, or set standardize='training-clients' in "
-        "client_app and server_app, which finds columns by name",
-        eq,
-    ),
-    CLASS_NAMES: Common(
-        OTHER_CLASSES,
-        "its classes have other names than those of most nodes, or the same in another order, so "
-        "its labels mean other classes; number the classes by one list on all nodes, by "
-        "target_transform of ImageFolder or align_labels_with_mapping of datasets",
-        eq,
-    ),
-    PUBLIC: Common(
-        OTHER_PUBLIC,
-        "its public samples are not those of most nodes, or come in another order; give all nodes "
-        "the same public samples in one order, prepared alike",
-        are_alike,
-    ),
-    AXES: Common(
-        "",
-        "its inputs have the axes of most nodes' inputs in another order, such as channels last; "
-        "unless the network tells them apart, give all nodes one order, as x.permute(0, 3, 1, 2)",
-        have_one_order,
-    ),
-    MAGNITUDE: Common(
-        "",
-        "its inputs are more than thirty times as large or as small as those of most nodes; unless "
-        "they are so, give all nodes one unit, such as pixels in [0, 1]",
-        have_one_unit,
-    ),
-    VALUE_MAGNITUDE: Common(
-        "",
-        "its values to predict are more than thirty times as large or as small as those of most "
-        "nodes; unless they are so, give all nodes one unit",
-        have_one_unit,
-    ),
-    SCALING: Common(
-        "",
-        "its data were exported with another scaling of inputs or values than those of most nodes; "
-        "unless each node is to have its own, export all of them from one dataset",
-        eq,
-    ),
-    FROZEN: Common(
-        OTHER_FROZEN,
-        "its network's frozen parameters are not those of most nodes, and they are never sent; "
-        "load the same weights on all nodes, or keep numbers of a node alone in buffers with "
-        "persistent=False",
-        are_alike,
-    ),
-}
 # Parts of Flower's log records about an app without a query handler. The records come from Flower's
 # own processes, so only their text identifies them.
 UNANSWERED = ("No query function registered", "raised when processing a message by RayBackend")
@@ -341,10 +251,10 @@ class Roster:
     def _choose_common(self, nodes: Sequence[Node]) -> None:
         """Let the values of most of the first nodes that have a property of COMMON be those of the
         run."""
-        for name in COMMON:
+        for name, common in COMMON.items():
             values = [node.properties[name] for node in nodes if name in node.properties]
             if values and name not in self._common:
-                self._common[name] = Counter(values).most_common(1)[0][0]
+                self._common[name] = common.of_most(values)
 
     def _admit(self, node: Node) -> None:
         """Admit a node, unless it offers too little, contradicts an earlier identity, or has
