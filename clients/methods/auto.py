@@ -59,10 +59,10 @@ from clients.core.decision.evidence import (
 from clients.core.decision.explanation import (
     KEPT,
     NONE,
-    chosen,
+    choice_metrics,
+    decision_metrics,
     explained,
     name_of,
-    numbers,
 )
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.inner_values import (
@@ -372,7 +372,7 @@ class AutoClient(HoldingOut):
         self.intermediate_logits = {"base": base}
         rule = Rule.of(self.rule)
         decision = decide(rule, case, self.names)
-        self.adaptation_metrics = {**numbers(rule, decision, self.names)}
+        self.adaptation_metrics = {**decision_metrics(rule, decision, self.names)}
         self.choice = explained(rule, decision, self.names, len(inputs))
         self.follow(previous, decision.choice)
         if decision.choice == KEEP:
@@ -386,7 +386,7 @@ class AutoClient(HoldingOut):
         logits = super().predict(x)
         self.choice = Choice(NONE, f"{KEPT}: {reason}")
         self.intermediate_logits = {"base": logits}
-        self.adaptation_metrics = {**chosen(KEEP, self.names)}
+        self.adaptation_metrics = {**choice_metrics(KEEP, self.names)}
         return logits
 
     def follow(self, previous: Tensor | None, choice: int) -> None:

@@ -25,7 +25,7 @@ def name_of(choice: int, candidates: Sequence[str]) -> str:
     return NONE if choice == KEEP else word_of(candidates[choice])
 
 
-def chosen(choice: int, candidates: Sequence[str]) -> dict[str, float]:
+def choice_metrics(choice: int, candidates: Sequence[str]) -> dict[str, float]:
     """1 for the choice, KEEP or the place of a candidate, and 0 for the others."""
     metrics = {"chosen-none": float(choice == KEEP)}
     for place, name in enumerate(candidates):
@@ -33,7 +33,7 @@ def chosen(choice: int, candidates: Sequence[str]) -> dict[str, float]:
     return metrics
 
 
-def numbers(rule: Rule, decision: Decision, candidates: Sequence[str]) -> dict[str, float]:
+def decision_metrics(rule: Rule, decision: Decision, candidates: Sequence[str]) -> dict[str, float]:
     """T, t, k, the choice and its expected gain; d and w of the candidate that is expected to gain
     most."""
     assert rule.misfit_limit is not None and rule.guard is not None
@@ -51,7 +51,7 @@ def numbers(rule: Rule, decision: Decision, candidates: Sequence[str]) -> dict[s
         metrics["win-rate"] = float(decision.win_rates[first])
     if decision.choice != KEEP:
         metrics["expected-gain"] = float(_expected_gains(decision)[decision.choice])
-    return metrics | chosen(decision.choice, candidates)
+    return metrics | choice_metrics(decision.choice, candidates)
 
 
 def explained(rule: Rule, decision: Decision, candidates: Sequence[str], n: int) -> Choice:
