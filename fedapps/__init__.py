@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fedapps.api import read, run
     from fedapps.common.external_code import allow
     from fedapps.engines.in_process_grid import InProcessGrid
-    from fedapps.own_app import client_app, from_client_fn, server_app
+    from fedapps.own_app import client_app, server_app
+    from fedapps.own_client_fn import from_client_fn
     from fedapps.service.delivery import load_personal
     from fedapps.service.finished_run import load
 
@@ -23,7 +24,7 @@ _MODULES = {
     "InProcessGrid": "fedapps.engines.in_process_grid",
     "allow": "fedapps.common.external_code",
     "client_app": "fedapps.own_app",
-    "from_client_fn": "fedapps.own_app",
+    "from_client_fn": "fedapps.own_client_fn",
     "load": "fedapps.service.finished_run",
     "load_personal": "fedapps.service.delivery",
     "read": "fedapps.api",

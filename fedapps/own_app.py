@@ -1,138 +1,52 @@
 """Any method in a user's own Flower app: its two components, from a network and data."""
 
-import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
-import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
-from torch import Tensor, nn
+from torch import Tensor
 
 from clients.core.arrays import to_record
-from clients.core.client import Client
 from clients.core.criterion import Criterion, OwnLoss
-from clients.core.draws import Draws
-from clients.core.evaluation import LOGITS, PROBABILITIES, from_logits
-from clients.core.flower_fast import (
-    Code,
-    EvaluateIns,
-    FitIns,
-    NumPyClient,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
+from clients.core.evaluation import LOGITS, PROBABILITIES
 from clients.core.mixed_precision import check_autocast
 from clients.core.own_scores import Scores, named_scores
-from clients.core.privacy import settings_of
-from clients.core.projections import projections_of_parameters
-from clients.core.protocol import (
-    AXES,
-    CLASS_NAMES,
-    COLUMNS,
-    FROZEN,
-    LOSS,
-    MAGNITUDE,
-    METHOD,
-    NUM_EXAMPLES,
-    STATISTICS,
-    SUMS,
-    VALUE_MAGNITUDE,
-)
-from clients.methods._preferences import GlobalClient
-from clients.models.foreign import (
-    InputShapeError,
-    adopted,
-    check_logits,
-    check_whole_inputs,
-    of_probabilities,
-    takes_whole_numbers,
-    uncompiled,
-    warn_if_random,
-)
-from clients.models.lightning import OwnSteps, check_without_trainer, trains_itself
-from fedapps.building import (
-    Network,
-    build_strategy,
-    chosen_clients,
-    client_settings,
-    network_around,
-    shared_of,
-)
-from fedapps.common import external_code
-from fedapps.common.once import say_once
-from fedapps.common.seeds import drawing
-from fedapps.common.settings import present_key
-from fedapps.common.tasks import BINARY, VALUES
+from clients.core.protocol import METHOD, STATISTICS
+from fedapps.building import build_strategy, shared_of
 from fedapps.common.torch_defaults import torch_defaults
 from fedapps.component_settings import (
-    OF_SGD,
     announced,
-    check_agreement,
     check_carried_out,
-    check_declared_task,
-    check_own_steps,
     check_plain_training,
     check_scaling,
-    check_unread,
     check_users,
     checked_optimizer,
     clients_privacy,
-    initial_configuration,
     privacy_of,
     spent_budget,
-    with_optimizer,
 )
 from fedapps.engines.in_process_grid import respond
 from fedapps.methods import METHODS
-from fedapps.node.bridge import opening_error, register, reply_of, unpack
-from fedapps.node.context import identity
-from fedapps.node.ledger import agreed_terms, protected
+from fedapps.node.bridge import register
 from fedapps.node.mods import checked_mods
-from fedapps.node.own_data import (
-    axes_of,
-    batches_of,
-    draws_of,
-    magnitude_of,
-    say_what_is_unused,
-    share_of,
-)
-from fedapps.node.own_encoding import (
-    TableReader,
-    encoded,
-    encoding_in,
-    say_distance,
-    statistics_of,
-    unencoded,
-)
-from fedapps.run_settings import check_message, with_run_config
-from fedapps.settings.config import Config, check_method, construct, override
+from fedapps.own_clients import Data, OwnClients
+from fedapps.own_network import Model, configuration, network_of
+from fedapps.run_settings import with_run_config
+from fedapps.settings.config import Config, check_method, construct
 from fedapps.settings.config import settings as of_method
-from partitions.datasets.description import BY_TRAINING
-from partitions.datasets.loading import Info
-from partitions.items import parts_of
-from partitions.parts import Part, packing
-from partitions.reading import Form
+from partitions.parts import packing
 from strategies.core.column_encoder import ColumnEncoder
 from strategies.core.strategy import PersonalizedStrategy
 
-Model = Callable[..., nn.Module]  # of nothing, or of a Context
-Data = Callable[[Context], Any]
-Score = Callable[[Tensor, Tensor], Any]  # of outputs and labels
 Shapes = Mapping[str, tuple[int, ...]] | tuple[tuple[int, ...], ...]  # of several input tensors
 LEAST_CATEGORY_ROWS = 2
-UNKNOWN_DISTANCE = (
-    "whether this novel client's inputs look like training is not known: the run keeps no "
-    f"statistics of the training clients' inputs, as standardize={BY_TRAINING!r} in both "
-    "components does"
-)
-OR_DECLARE = f", or give client_app outputs={PROBABILITIES!r}"
 
 
 def client_app(
@@ -190,7 +104,7 @@ def client_app(
 
     Raises ValueError for an unknown method, for a setting that the app does not carry out, and for
     a mod that could not work."""
-    config, keys = _configuration(method, settings)
+    config, keys = configuration(method, settings)
     check_carried_out("client_app", method, config, keys)
     kind = METHODS[method].client
     exchanges = kind.exchanges
@@ -223,169 +137,26 @@ def client_app(
     if outputs not in (LOGITS, PROBABILITIES):
         raise ValueError(f"outputs is {outputs!r:.200}; it must be {LOGITS!r} or {PROBABILITIES!r}")
 
-    # Every message makes the network anew; what a trial has shown of it once holds for the others.
-    checked_shapes: set[tuple[int, ...]] = set()
-    known_heads: dict[Hashable, str] = {}
-
-    def form_of(context: Context, config: Config, reader: TableReader | None) -> Form:
-        return Form(
-            str(config["task"]),
-            str(config["label"]),
-            lambda: _inputs_of(model, config, context),
-            table=reader,
-        )
-
-    def make_client(
-        context: Context, config: Config, named: Mapping[str, Any], message: Mapping[str, Any]
-    ) -> Client:
-        samples = data(context)
-        task = str(config["task"])
-        scales = config["standardize"] == BY_TRAINING
-        if scales:
-            encoding = encoding_in(message)
-            form = form_of(context, config, TableReader(encoding))
-            share = share_of(samples, context, public, form)
-            axes = axes_of(share.everything)
-            share = unencoded(share, message) if encoding is None else encoded(share, encoding)
-            if encoding is not None and share.novel:
-                say_distance(share, encoding)
-        else:
-            form = form_of(context, config, None)
-            share = share_of(samples, context, public, form)
-            axes = axes_of(share.everything)
-            if share.novel:
-                say_once(UNKNOWN_DISTANCE)
-        shape = tuple(share.everything.x.shape[1:])
-        try:
-            (network, initial), num_outputs, module = _network(
-                method,
-                model,
-                config,
-                shape,
-                context,
-                outputs="" if outputs == LOGITS and shape in checked_shapes else outputs,
-                parts=parts_of(share.everything),
-                known_heads=known_heads,
-            )
-        except InputShapeError as error:
-            if not form.order:
-                raise
-            raise ValueError(
-                f"{error}; the table's columns of inputs are {', '.join(form.order):.300}"
-            ) from error
-        checked_shapes.add(shape)
-        if takes_whole_numbers(network):
-            if scales:
-                raise ValueError(
-                    "standardize='training-clients' makes decimals of inputs, but the network "
-                    "takes whole numbers; leave it out"
-                )
-            check_whole_inputs(share.everything)
-        share = share.below(2 if task == BINARY else num_outputs)
-        given = client_settings(config, method)
-        client = kind(network, share, client=identity(context), initial=initial, **given)
-        if loss is not None:
-            criterion = OwnLoss(loss, task, from_logits(outputs, task))
-            client.criterion = criterion.to(client.device)
-        common = {COLUMNS: form.columns, CLASS_NAMES: form.class_names, AXES: axes}
-        client.common = {name: value for name, value in common.items() if value}
-        client.own_scores = own_scores
-        client.own_optimizer = own_optimizer
-        client.method_clients = chosen_clients(client, config, method)
-        client.autocast = autocast
-        client.draws = _checked_draws(method, samples, client)
-        if module is not None:
-            client.own_steps = own_steps(module, samples, named)
-        if scales:
-            client.offers = (*client.offers, STATISTICS)
-        say_what_is_unused(samples, client.batch_size)
-        return client
-
-    def own_steps(module: nn.Module, samples: Any, named: Mapping[str, Any]) -> OwnSteps:
-        check_unread(method, named, OF_SGD, f"{type(module).__name__} has configure_optimizers")
-        name = type(module).__name__
-        for keyword, value in (("loss", loss), ("optimizer", own_optimizer)):
-            if value is not None:
-                raise ValueError(
-                    f"{name} has training_step and configure_optimizers, and client_app was given "
-                    f"{keyword}=; leave it out, or let model= return the network inside"
-                )
-        return OwnSteps(module, batches_of(samples))
-
-    def checked(message: Message, context: Context) -> tuple[Config, Mapping[str, Any]]:
-        """The configuration that holds for the message, and what was given of it by name."""
-        chosen, named = with_run_config("client_app", method, config, keys, context.run_config)
-        chosen = with_optimizer(method, chosen, named, own_optimizer)
-        sent = settings_of(message)
-        check_agreement(method, chosen, keys, sent)  # both halves see the run's configuration
-        check_message(method, chosen, sent)
-        return chosen, named
-
-    def handle(message: Message, context: Context) -> Message:
-        terms = agreed_terms(message, context)
-        if terms.given is not None:
-            return terms.given
-        try:
-            client = make_client(context, *checked(message, context), settings_of(message))
-            if message.metadata.message_type == "query":
-                client.common |= _of_values(client)
-            reply = reply_of(client, message, context)
-        except Exception as error:
-            reply = opening_error(error, message, context)
-        return protected(reply, message, context, terms)
-
-    def send_sums(message: Message, context: Context) -> Message:
-        terms = agreed_terms(message, context)
-        chosen, _ = checked(message, context)
-        reader = TableReader(None)
-        share = share_of(data(context), context, public, form_of(context, chosen, reader))
-        sums = statistics_of(share, reader, str(chosen["missing"]), least_category_rows)
-        content = RecordDict(
-            {
-                "statistics": ConfigRecord({SUMS: sums.text()}),
-                "metrics": MetricRecord({NUM_EXAMPLES: sums.rows}),
-            }
-        )
-        return protected(Message(content, reply_to=message), message, context, terms)
-
+    clients = OwnClients(
+        method=method,
+        config=config,
+        keys=keys,
+        model=model,
+        data=data,
+        public=public,
+        loss=loss,
+        scores=own_scores,
+        outputs=outputs,
+        optimizer=own_optimizer,
+        autocast=autocast,
+        least_category_rows=least_category_rows,
+    )
     app = _App(privacy, around)
     for message_type in ("query", "train", "evaluate", *METHODS[method].client.exchanges):
-        register(app, message_type, handle)
+        register(app, message_type, clients.answer)
     if is_scaled:
-        register(app, STATISTICS, send_sums)
+        register(app, STATISTICS, clients.send_sums)
     return app
-
-
-def _of_values(client: Client) -> dict[str, Any]:
-    """What nodes have in common of the numbers in frozen parameters, inputs and labels."""
-    common: dict[str, Any] = {}
-    if frozen := client.shared_frozen():
-        common[FROZEN] = projections_of_parameters(frozen)
-    samples = client.share.everything
-    magnitude = magnitude_of(samples)
-    if magnitude is not None and not takes_whole_numbers(client.model):
-        common[MAGNITUDE] = magnitude
-    # With one scaling for all nodes the server compares these by the sums.
-    if client.share.targets.task == VALUES and STATISTICS not in client.offers:
-        magnitude = magnitude_of(samples, of_labels=True)
-        if magnitude is not None:
-            common[VALUE_MAGNITUDE] = magnitude
-    return common
-
-
-def _checked_draws(method: str, samples: Any, client: Client) -> Draws | None:
-    """The sampler of the client's loader, if it has one and the client trains. Raises ValueError
-    for a method or a setting that draws otherwise."""
-    draws = draws_of(samples)
-    if draws is None or client.share.novel:
-        return None
-    check_plain_training(method, f"a DataLoader's {draws.name}")
-    if client.batch_draws == "independent":
-        raise ValueError(
-            f"batch-draws is 'independent', and the DataLoader has {draws.name}, which draws the "
-            "samples; leave one of them out"
-        )
-    return draws
 
 
 class _App(ClientApp):
@@ -431,7 +202,7 @@ def server_app(
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
     entry = METHODS[check_method(method)]
-    own, own_keys = _configuration(method, settings)
+    own, own_keys = configuration(method, settings)
     check_carried_out("server_app", method, own, own_keys)
     check_users(method, own, own_keys)
     # Raises for bad settings before the app starts.
@@ -444,7 +215,7 @@ def server_app(
         config, keys = with_run_config("server_app", method, own, own_keys, context.run_config)
         construct(entry.strategy, config=config, method=method)  # raises for a value out of range
         whole, parts = packing(shape)
-        network, _, _ = _network(method, model, config, whole, context, parts=parts)
+        network, _, _ = network_of(method, model, config, whole, context, parts=parts)
         num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
         privacy = privacy_of(method, config, num_rounds)
         least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
@@ -476,162 +247,3 @@ def server_app(
             then(result, strategy)
 
     return app
-
-
-def _configuration(method: str, settings: dict[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """The defaults with `settings`, and the latter by key; a method's own key wins over a common
-    one of the same name.
-
-    References in them are allowed: the programmer wrote them."""
-    external_code.allow(*external_code.named([method, settings]))
-    entry = METHODS[check_method(method)]
-    if issubclass(entry.client, GlobalClient):
-        able = [name for name, m in METHODS.items() if not issubclass(m.client, GlobalClient)]
-        raise ValueError(
-            f"{method} needs users whose tastes are known, as the preference partition makes them; "
-            f"those that take any data: {', '.join(able)}"
-        )
-    config = initial_configuration(method)
-    # A Python keyword has underscores where a key has hyphens; former keys are understood.
-    keys = {name: present_key(name.replace("_", "-")) for name in settings}
-    changes = {}
-    for name, key in keys.items():
-        key_of_method = f"{method}.{key}"
-        # A common key would be overridden by the default of the method's section.
-        changes[key_of_method if key_of_method in config else key] = settings[name]
-    config = override(config, changes)
-    construct(entry.strategy, config=config, method=method)  # raises for a value out of range
-    check_declared_task(method, config)
-    return config, changes
-
-
-def _network(
-    method: str,
-    model: Model,
-    config: Config,
-    shape: tuple[int, ...],
-    context: Context,
-    outputs: str = "",
-    parts: Sequence[Part] = (),
-    known_heads: dict[Hashable, str] | None = None,
-) -> tuple[Network, int, nn.Module | None]:
-    """The method's network around the user's, the number of its outputs, and the user's network if
-    it trains itself. The seed alone decides its initial arrays. `outputs` says what these are; ""
-    leaves them unchecked, as for the server, which computes none. Inputs are packed of `parts`.
-    `known_heads` holds the heads that were found in former networks of `model`."""
-    task = str(config["task"])
-    with drawing(int(str(config["seed"]))):
-        base = _made(model, context)
-        name = type(base).__name__
-        if isinstance(base, nn.Module):
-            base = uncompiled(base)
-        by_itself = trains_itself(base)
-        if by_itself:
-            check_own_steps(method, base)
-            check_without_trainer(base)
-        network, num_outputs = adopted(
-            base, name, shape, task=task, parts=parts, trains_itself=by_itself
-        )
-        if outputs == PROBABILITIES:
-            of_probabilities(network, task)
-        elif outputs == LOGITS:
-            check_logits(network, shape, task, OR_DECLARE)
-        if outputs:  # not tried before
-            warn_if_random(network, shape)
-        classes = 2 if task == BINARY else num_outputs
-        info = Info("own", shape, classes, "", task=task)
-        settings = of_method(config, method)
-        built = network_around(network.eval(), method, info, settings, known_heads)
-        return built, num_outputs, base if by_itself else None
-
-
-def _inputs_of(model: Model, config: Config, context: Context) -> Sequence[str]:
-    """The parameters of the forward pass of the user's network."""
-    with drawing(int(str(config["seed"]))):
-        network = uncompiled(_made(model, context))
-    return tuple(inspect.signature(network.forward).parameters)
-
-
-def _made(model: Model, context: Context) -> Any:
-    """The user's network; a function with one parameter gets the component's Context."""
-    parameters = inspect.signature(model).parameters.values()
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
-    if len(needed) > 1:
-        raise ValueError(
-            f"model= needs {', '.join(needed)}; give a function that takes nothing, or Flower's "
-            "Context alone"
-        )
-    return model(context) if needed else model()
-
-
-def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None = None) -> ClientApp:
-    """A ClientApp around the clients that `client_fn` makes of a Context, or of a ``cid``.
-
-    A client is a NumPyClient, a Client, or what ``to_client()`` returns. It gets the message's
-    config and the arrays in order. Only numbers of its metrics are sent. `mods` are Flower's,
-    around each message: see `fedapps.node.mods`. Raises ValueError for one that could not work."""
-    around = checked_mods(mods)
-    ((name, first),) = inspect.signature(client_fn).parameters.items()
-    by_cid = name == "cid" or first.annotation in (str, "str")
-    app = ClientApp(mods=around)
-
-    def called(message: Message, context: Context) -> tuple[Any, Any, list[str], list[Any]]:
-        """The client, the config, and the arrays' names and values."""
-        client = client_fn(str(identity(context)) if by_cid else context)
-        config, arrays = unpack(message.content)
-        return client, config, list(arrays), list(arrays.values())
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        """Nothing: the server takes the node's id as the client's."""
-        return Message(RecordDict(), reply_to=message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        client, config, names, arrays = called(message, context)
-        if isinstance(client, NumPyClient):
-            trained, count, metrics = client.fit(arrays, config)
-        else:
-            result = client.fit(FitIns(ndarrays_to_parameters(arrays), config))
-            _check(result)
-            trained = parameters_to_ndarrays(result.parameters)
-            count = result.num_examples
-            metrics = result.metrics
-        if len(trained) != len(names):
-            raise ValueError(f"fit got {len(names)} arrays and returned {len(trained)}")
-        records = {"arrays": to_record(dict(zip(names, trained, strict=True)))}
-        return _reply(message, metrics | {NUM_EXAMPLES: count}, records)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        client, config, _, arrays = called(message, context)
-        if isinstance(client, NumPyClient):
-            loss, count, metrics = client.evaluate(arrays, config)
-        else:
-            result = client.evaluate(EvaluateIns(ndarrays_to_parameters(arrays), config))
-            _check(result)
-            loss = result.loss
-            count = result.num_examples
-            metrics = result.metrics
-        # The client's own "loss" counts, but not its "num-examples": the server weighs by that.
-        return _reply(message, {LOSS: loss} | metrics | {NUM_EXAMPLES: count}, {})
-
-    return app
-
-
-def _check(result: Any) -> None:
-    if result.status.code != Code.OK:
-        reason = result.status.message or f"the client answered {result.status.code.name}"
-        raise RuntimeError(reason)
-
-
-def _reply(message: Message, metrics: Mapping[str, Any], records: dict[str, Any]) -> Message:
-    """A reply with `records` and the numbers of `metrics`; a record of metrics holds no others."""
-    numbers: dict[str, Any] = {}
-    for name, value in metrics.items():
-        plain = value.item() if isinstance(value, np.generic) else value
-        if type(plain) in (int, float):  # a boolean is an instance of int
-            numbers[name] = plain
-    content = records | {"metrics": MetricRecord(numbers)}
-    return Message(RecordDict(content), reply_to=message)

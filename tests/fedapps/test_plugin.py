@@ -26,7 +26,7 @@ import strategies
 from clients.core.arrays import to_record
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.own_app import share_of
+from fedapps.node.own_data import share_of
 from partitions.items import Items, from_items
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
