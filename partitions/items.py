@@ -134,41 +134,26 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
     makes its mini-batches. Raises ValueError if it is empty or not such a dataset."""
     form = form or Form()
     name = type(items).__name__
+    batched = collate is not None
     if collate is None:
         items = _with_pictures(items)
-    tensors = None if collate is not None else _in_tensors(items)
-    if tensors is not None:
-        x, y, rows = tensors
-        if len(rows):
+        tensors = _in_tensors(items)
+        if tensors is not None and len(tensors[2]):
+            x, y, rows = tensors
             say_gaps(x)
             return _of_rows(x, y, rows, name, form)
-    if hasattr(items, "toarray"):  # of scipy
-        raise ValueError(f"inputs are {name}; give a dense array: x.toarray()")
-    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
-        raise ValueError(
-            f"{name} is not a dataset with items and a length above 0; of a stream of samples give "
-            "a list of them"
-        )
-    try:
-        first = items[0]
-    except (LookupError, TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"{name} has no item 0: a dataset has items 0 … n - 1, each a sample; of a table "
-            "or a dictionary give arrays (x, y)"
-        ) from error
-    if collate is None and pictures_in(first):
-        count = min(len(items), LOOKED_AT)
-        others = (pictures_in(items[row]) for row in range(1, count))
-        check_pixels(chain([pictures_in(first)], others))
-    sample = read(first if collate is None else collate([first]), form, collate is not None)
-    batched = collate is not None
-    parts = sample.parts(batched)
-    if collate is not None:
-        count = 1 if sample.label is None else len(as_array(sample.label))
-        check_batch(collate, 1, len(sample.tensors[0]), count)
+    first = _first(items, name)
+    if collate is None:
+        _check_pictures(items, first)
+        sample = read(first, form, batched)
+    else:
+        sample = read(collate([first]), form, batched)
+        labels_in_batch = 1 if sample.label is None else len(as_array(sample.label))
+        check_batch(collate, 1, len(sample.tensors[0]), labels_in_batch)
     _check_label(sample.label, form.task, batched)
     if sample.label is not None and not batched:  # a collate function may number them anew
         check_classes(_class_names(items, form), form)
+    parts = sample.parts(batched)
     shape = packed_shape(parts) if parts else sample.tensors[0].shape[int(batched) :]
     # Only the shape of these inputs matters: they take no memory, and are never read.
     placeholder = torch.zeros(1).expand(len(items), *shape)
@@ -185,6 +170,32 @@ def from_items(items: Any, form: Form | None = None, collate: Collate | None = N
         collate=collate,
         parts=parts,
     )
+
+
+def _first(items: Any, name: str) -> Any:
+    """The first item of a map-style dataset. Raises ValueError if `items` is none, or is empty."""
+    if hasattr(items, "toarray"):  # of scipy
+        raise ValueError(f"inputs are {name}; give a dense array: x.toarray()")
+    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__") or not len(items):
+        raise ValueError(
+            f"{name} is not a dataset with items and a length above 0; of a stream of samples give "
+            "a list of them"
+        )
+    try:
+        return items[0]
+    except (LookupError, TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{name} has no item 0: a dataset has items 0 … n - 1, each a sample; of a table "
+            "or a dictionary give arrays (x, y)"
+        ) from error
+
+
+def _check_pictures(items: Any, first: Any) -> None:
+    """`check_pixels` of the pictures in the first items."""
+    if pictures_in(first):
+        count = min(len(items), LOOKED_AT)
+        others = (pictures_in(items[row]) for row in range(1, count))
+        check_pixels(chain([pictures_in(first)], others))
 
 
 def _class_names(items: Any, form: Form) -> list[str]:

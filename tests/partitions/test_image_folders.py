@@ -179,3 +179,9 @@ def test_pictures_of_0_and_1_are_truth_values(tmp_path):
     Image.fromarray(np.full((4, 4), 255, np.uint8)).save(tmp_path / "ring" / "0.png")
     found = read_input_files(tmp_path, card).share.everything[:][0].numpy()
     assert found.max() == pytest.approx((1 - 0.5) / 0.25)
+
+
+def test_a_level_of_folders_without_any_image_is_refused(tmp_path):
+    (tmp_path / "ill").mkdir()
+    with pytest.raises(ValueError, match="image"):
+        read_files(tmp_path, label="folder:1")

@@ -227,42 +227,19 @@ def _class_folders(
     """The images of a folder by ImageFolder's rule: each folder in it, in alphabetical order, is a
     class and holds images at any depth. `is_new` decides about links. Without folders, the images
     in the folder itself have no labels."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    root = folder.resolve()
-    visited: set[Path] = set()
-    class_folders = [path for path in _folders(folder) if is_new(path, root, visited)]
-    classes = tuple(path.name for path in class_folders)
-    files: list[str] = []
-    labels: list[int] = []
-    for label, class_folder in enumerate(class_folders):
-        for name in _walk(class_folder, root, visited):
-            if name.lower().endswith(IMG_EXTENSIONS):
-                files.append(name)
-                labels.append(label)
-    if not class_folders:
-        names = [str(path) for path in sorted(folder.iterdir())]
-        files = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
-        labels = [UNLABELED] * len(files)
+    files, labels, classes = _by_folder(folder)
     names_of_folders = [Path(name).relative_to(folder).parts[:-1] for name in files]
     depth = min(map(len, names_of_folders), default=0)
-    if level:
-        if depth <= level and not later:
-            shallow = [
-                file
-                for file, names in zip(files, names_of_folders, strict=True)
-                if len(names) <= level
-            ]
-            raise ValueError(
-                f"label is folder:{level}, but {shallow[0]} is no image in {level + 1} folders"
-            )
-        if depth > level:
-            names_of_classes = [names[level] for names in names_of_folders]
-            classes = tuple(sorted(set(names_of_classes)))
-            labels = [classes.index(name) for name in names_of_classes]
-        else:  # a later client's images, without folders of classes
-            classes = ()
-            labels = [UNLABELED] * len(files)
+    if level and depth > level:
+        names_of_classes = [names[level] for names in names_of_folders]
+        classes = tuple(sorted(set(names_of_classes)))
+        labels = [classes.index(name) for name in names_of_classes]
+    elif level:
+        if not later:
+            _refuse_shallow(files, names_of_folders, level)
+        # A later client's images, without folders of classes.
+        classes = ()
+        labels = [UNLABELED] * len(files)
     if not files:
         raise ValueError(_no_images(folder))
     notes: list[str] = []
@@ -281,6 +258,39 @@ def _class_folders(
         notes=tuple(notes),
         labeled=bool(classes),
     )
+
+
+def _by_folder(folder: Path) -> tuple[list[str], list[int], tuple[str, ...]]:
+    """The images of a folder, the label of each by the folder that holds it, and the folders'
+    names. Without folders, the images in `folder` itself, unlabeled."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    root = folder.resolve()
+    visited: set[Path] = set()
+    class_folders = [path for path in _folders(folder) if is_new(path, root, visited)]
+    if not class_folders:
+        names = [str(path) for path in sorted(folder.iterdir())]
+        files = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+        return files, [UNLABELED] * len(files), ()
+    files = []
+    labels: list[int] = []
+    for label, class_folder in enumerate(class_folders):
+        for name in _walk(class_folder, root, visited):
+            if name.lower().endswith(IMG_EXTENSIONS):
+                files.append(name)
+                labels.append(label)
+    return files, labels, tuple(path.name for path in class_folders)
+
+
+def _refuse_shallow(
+    files: Sequence[str], names_of_folders: Sequence[tuple[str, ...]], level: int
+) -> None:
+    """Raise ValueError for an image that no folder of this level holds."""
+    for file, names in zip(files, names_of_folders, strict=True):
+        if len(names) <= level:
+            raise ValueError(
+                f"label is folder:{level}, but {file} is no image in {level + 1} folders"
+            )
 
 
 def _unread(folder: Path, source: Path) -> list[str]:

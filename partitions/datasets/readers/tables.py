@@ -203,20 +203,11 @@ def read_table(
     first = splits[used[0]]
     label_columns = _label_columns(first.column_names, source, whole, label)
     if _is_plain(first, label_columns):
-        import pandas
-
-        frames = [_frame(splits[name], source) for name in used]
-        others = [name for name in first.column_names if name not in frames[0].columns]
-        if others:
-            kinds = ", ".join(f"{name} ({_kind(first.features[name])})" for name in others)
-            notes.append(
-                f"{source}: columns are left out, whose cells are no single values: {kinds}"
-            )
+        frame, lengths = _joined_frame([splits[name] for name in used], source, notes)
         classes: tuple[str, ...] = ()
         if len(label_columns) == 1:
             classes = tuple(getattr(first.features[label_columns[0]], "names", None) or ())
-        frame = pandas.concat(frames, ignore_index=True)
-        sizes = (len(frames[0]), len(frames[1]) if validation else 0)
+        sizes = (lengths[0], lengths[1] if validation else 0)
         return read_frame(frame, source, whole, label, task, notes, sizes, classes, skip)
     parts = []
     for name in used:
@@ -230,6 +221,20 @@ def read_table(
     if not whole and any(labeled) and not all(labeled):
         raise ValueError(f"{source}: only some of the splits {', '.join(used)} have labels")
     return joined(parts, source, later=whole, task=task).noted(*notes)
+
+
+def _joined_frame(splits: Sequence[Any], source: Path, notes: list[str]) -> tuple[Any, list[int]]:
+    """The rows of all splits in one DataFrame, and the number of each split's rows. A note is added
+    about columns that are left out."""
+    import pandas
+
+    frames = [_frame(split, source) for split in splits]
+    first = splits[0]
+    others = [name for name in first.column_names if name not in frames[0].columns]
+    if others:
+        kinds = ", ".join(f"{name} ({_kind(first.features[name])})" for name in others)
+        notes.append(f"{source}: columns are left out, whose cells are no single values: {kinds}")
+    return pandas.concat(frames, ignore_index=True), [len(frame) for frame in frames]
 
 
 def read_frame(
@@ -253,15 +258,8 @@ def read_frame(
         raise ValueError(f"{source}: two columns are called {twice[0]!r}; rename one of them")
     label_columns = _label_columns(list(frame.columns), source, whole, label)
     if skip and label_columns and not whole:
-        has_none = frame[label_columns].isna().any(axis=1).to_numpy()
-        rows = np.flatnonzero(has_none).tolist()
-        names = [f"{source}, row {row} has no label" for row in rows]
-        notes += left_out(names, len(frame), skip, "rows")
-        before, of_validation = sizes
-        lost = int(has_none[:before].sum())
-        lost_of_validation = int(has_none[before:][:of_validation].sum())
-        sizes = (before - lost, of_validation - lost_of_validation)
-        frame = frame[~has_none].reset_index(drop=True)
+        frame, sizes, left = _without_unlabeled(frame, label_columns, source, skip, sizes)
+        notes += left
     inputs = [name for name in frame.columns if name not in label_columns]
     if not inputs:
         raise ValueError(f"{source} has no columns of inputs beside {', '.join(label_columns)}")
@@ -294,6 +292,21 @@ def read_frame(
         num_validation=sizes[1],
     )
     return joined([raw], source, later=whole, task=task).noted(*notes)
+
+
+def _without_unlabeled(
+    frame: Any, label_columns: Sequence[str], source: Path, skip: float, sizes: tuple[int, int]
+) -> tuple[Any, tuple[int, int], list[str]]:
+    """The rows that have all labels, the numbers of their training and of their validation rows,
+    and a note about the others. Raises ValueError if these are more than a share `skip`."""
+    has_none = frame[list(label_columns)].isna().any(axis=1).to_numpy()
+    unlabeled = [f"{source}, row {row} has no label" for row in np.flatnonzero(has_none).tolist()]
+    notes = left_out(unlabeled, len(frame), skip, "rows")
+    num_train, num_validation = sizes
+    of_train = int(has_none[:num_train].sum())
+    of_validation = int(has_none[num_train:][:num_validation].sum())
+    kept = frame[~has_none].reset_index(drop=True)
+    return kept, (num_train - of_train, num_validation - of_validation), notes
 
 
 def _labels(
