@@ -194,7 +194,10 @@ def _line(bar: str, missed: list[str]) -> str:
 
 def table(verdicts: dict[str, Verdict]) -> list[str]:
     """The table's lines."""
-    methods = sorted({name for one in verdicts.values() for name in one.gain} - {AUTO})
+    corrected: set[str] = set()
+    for one in verdicts.values():
+        corrected |= one.gain.keys()
+    methods = sorted(corrected - {AUTO})
     lines = [f"| scenario | fedavg | {' | '.join(methods)} | oracle | auto | choices in % |"]
     lines.append("|---" * (5 + len(methods)) + "|")
     for name, one in verdicts.items():

@@ -78,20 +78,13 @@ def run(
     failed = False
     for work, place, source in planned:
         with refusals():
-            say(console, federation_line(work))
-            if about_data := data_line(work):
-                say(console, about_data)
-            for line in [*size_lines(work), *caveat_lines(work), *trainings_lines(work)]:
-                say(console, line)
+            announce(console, work)
             measured: Measured = {}
             used, parallel = choose(
                 console, work, engine, jobs, measured, ray=bool(ray_address or gpus_per_client)
             )
             if dry_run:
-                from fedapps.estimate import estimate
-                from fedapps.results.formats import as_rich
-
-                console.print(as_rich(estimate(work, used, parallel, measured)))
+                print_estimate(console, work, used, parallel, measured)
                 continue
             prepare(console, work, place, source)
         with imports_kept():
@@ -109,6 +102,27 @@ def run(
             failed |= report_results(console, work, place)
     if failed:
         raise typer.Exit(1)
+
+
+def announce(console: Console, work: "list[Job]") -> None:
+    """Print what the runs train on, and what is to know of their methods."""
+    say(console, federation_line(work))
+    about_data = data_line(work)
+    if about_data:
+        say(console, about_data)
+    for line in [*size_lines(work), *caveat_lines(work), *trainings_lines(work)]:
+        say(console, line)
+
+
+def print_estimate(
+    console: Console, work: "list[Job]", engine: str, parallel: int, measured: "Measured"
+) -> None:
+    """Print the time, the memory and the traffic that the runs will take; `measured` as in
+    `estimate.cost`."""
+    from fedapps.estimate import estimate
+    from fedapps.results.formats import as_rich
+
+    console.print(as_rich(estimate(work, engine, parallel, measured)))
 
 
 @contextmanager

@@ -183,13 +183,16 @@ def make_card(config: Config) -> Card:
         try:
             federation = partitions.federation(config)
         except ValueError:  # a server of real nodes has no data
-            mean, std = (None, None) if standardize != NO_SCALING else (mean, std)
+            if standardize != NO_SCALING:
+                mean = None
+                std = None
         else:
             samples = federation.share(0).everything
             classes = federation.dataset.classes or classes
             if info.task == VALUES:
                 targets = federation.targets
-            mean, std = samples.mean, samples.std
+            mean = samples.mean
+            std = samples.std
             encoding = federation.encoding
             words = federation.words
             numbers = info.inputs is not None and info.inputs.kind != TOKENS

@@ -210,21 +210,24 @@ def in_other_units(encoding: SharedEncoding, sent: Sequence[Sent]) -> list[str]:
     """For each client whose numbers in a column, or values to predict, are `FAR` from those of most
     clients, a sentence that says so."""
     texts: list[str] = []
-    by_name = []
+    columns_of_clients = []
     for entry in sent:
-        by_name.append({column.name: column for column in entry.statistics.columns})
+        columns_of_clients.append({column.name: column for column in entry.statistics.columns})
     for position, name in encoding.numbers().items():
-        key, words = str(position), name
-        if encoding.table is not None:
-            key, words = name, f"column {name}"
-        texts += _far(words, sent, [columns[key] for columns in by_name])
+        if encoding.table is None:
+            key = str(position)
+            title = name
+        else:
+            key = name
+            title = f"column {name}"
+        texts += _far(title, sent, [columns[key] for columns in columns_of_clients])
     for number in range(len(encoding.targets.std)):
         values = [entry.statistics.targets[number] for entry in sent]
         texts += _far(f"value {number} to predict", sent, values)
     return texts
 
 
-def _far(name: str, sent: Sequence[Sent], columns: Sequence[Sums]) -> list[str]:
+def _far(title: str, sent: Sequence[Sent], columns: Sequence[Sums]) -> list[str]:
     """The sentences of `in_other_units` about one column of each client."""
     sizes = []  # roots of mean squares; 0 without a number
     for column in columns:
@@ -234,7 +237,7 @@ def _far(name: str, sent: Sequence[Sent], columns: Sequence[Sums]) -> list[str]:
     for entry, size in zip(sent, sizes, strict=True):
         if min(size, usual) > 0 and max(size / usual, usual / size) > FAR:
             texts.append(
-                f"{entry.sender}, {name}: numbers are about {size:.2g}, on most nodes about "
+                f"{entry.sender}, {title}: numbers are about {size:.2g}, on most nodes about "
                 f"{usual:.2g}; unless they are so, give all nodes one unit"
             )
     return texts
