@@ -64,8 +64,9 @@ class EmbeddingNet(nn.Module):
             )
         if dim and dim > min(shape[1:]):
             raise ValueError(
-                f"embedding-dim is {dim}; diag(v) must fit images of {shape[1]}×{shape[2]} pixels: "
-                f"set it to at most {min(shape[1:])}"
+                f"the method's embedding-dim is {dim}; diag(v) must fit images of "
+                f"{shape[1]}×{shape[2]} pixels: set it to at most {min(shape[1:])}, as "
+                f"fedembed.embedding-dim={min(shape[1:])}"
             )
         width = take_head(encoder).in_features + dim
         self.encoder = encoder
