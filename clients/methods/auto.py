@@ -115,6 +115,9 @@ COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivativ
 PLAYED = "played"  # group of the state: newcomers, between the server's messages
 MIXING = 0.001  # ε of BBSE
 EM_STEPS = 20
+MADE_BEFORE = (
+    "another release has made it; make the rule anew with `fedapps run --from RUN --methods auto`"
+)
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 CANDIDATES = setting(
     "bbse,bn16",
@@ -166,10 +169,12 @@ class AutoClient(HoldingOut):
         super().__init__(*args, **settings)
         self.head = head_of(self.model)
         sizes = sizes_with_statistics(self.initial)
-        self.has_statistics = bool(sizes)
+        # Layers of other kinds may have such statistics, too, which are read, and not corrected.
+        self.has_statistics = bool(batch_norms(self.model))
         self.names = candidates_of(self.candidates, self.has_statistics)
         # What enters these layers has a block of φ each.
         self.layers: list[nn.Module] = [self.head]
+        self.reads_input = not sizes
         if sizes:
             self.layers = [self.model.get_submodule(name) for name in sizes]
         self.blocks = blocks_of(self.initial, self.head.weight.shape)
@@ -370,7 +375,7 @@ class AutoClient(HoldingOut):
         before = len(inputs) - len(x)
         base = views[""][before:]
         self.intermediate_logits = {"base": base}
-        rule = Rule.of(self.rule)
+        rule = self.finished_rule()
         decision = decide(rule, case, self.names)
         self.adaptation_metrics = {**decision_metrics(rule, decision, self.names)}
         self.choice = explained(rule, decision, self.names, len(inputs))
@@ -476,8 +481,7 @@ class AutoClient(HoldingOut):
         if width != self.blocks.width:
             raise ValueError(
                 f"the run's rule is of {width} inner values, and auto reads {self.blocks.width} of "
-                "this network: another release has made it; make the rule anew with "
-                "`fedapps run --from RUN --methods auto`"
+                f"this network: {MADE_BEFORE}"
             )
         return Statistics(
             self.blocks,
@@ -487,6 +491,17 @@ class AutoClient(HoldingOut):
             given["confusion"],
             given["prior"],
         )
+
+    def finished_rule(self) -> Rule:
+        """The server's rule. Raises ValueError for one of other candidates."""
+        rule = Rule.of(self.rule)
+        count = 0 if rule.guard is None or rule.ranges is None else len(rule.ranges)
+        if count != len(self.names):
+            raise ValueError(
+                f"the run's rule is of {count} corrections, and auto has {', '.join(self.names)} "
+                f"for this network: {MADE_BEFORE}"
+            )
+        return rule
 
     def views(
         self, x: Tensor, base: Tensor, statistics: Statistics
@@ -571,7 +586,7 @@ class AutoClient(HoldingOut):
         for part in self.parts(x):
             with torch.no_grad(), inputs_of(self.layers, sizes, part) as means:
                 z = self.model(part)
-            if not self.has_statistics:
+            if self.reads_input:
                 means = [look(part), *means]
             values.append(torch.cat([*means, *of_logits(z)], 1))
             outputs.append(z)

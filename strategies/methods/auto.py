@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from flwr.common.logger import log
+from torch import nn
 
 from clients.core.arrays import Arrays, prefixed
 from clients.core.decision.choice import (
@@ -43,6 +44,7 @@ from clients.core.decision.moments import (
 from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
 from clients.core.normalisation import sizes_with_statistics
+from clients.methods._batchwise import batch_norms
 from clients.methods.auto import (
     CANDIDATES,
     COEFFICIENTS,
@@ -97,7 +99,9 @@ class Unanswered(Exception):
 
 class Auto(FedAvg):
     """Makes the rule from what the training clients answer. `alpha` is the share of harmed clients
-    that the guard allows among clients like the played ones."""
+    that the guard allows among clients like the played ones. `network` is the clients' one, by
+    which the server knows batch normalisation from other layers with running statistics; without it
+    all such layers count as batch normalisation."""
 
     requires = Requirement(
         "auto",
@@ -118,8 +122,16 @@ class Auto(FedAvg):
         evaluation=True,
     )
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        network: nn.Module | Mapping[str, nn.Module] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
+        if isinstance(network, Mapping):  # all clients have the same one
+            network = next(iter(network.values()), None)
+        self.network = network
         self.source: Arrays = {}
         self.rule: Arrays = {}
         candidates_of(self.candidates, True)  # raises ValueError for an unknown name
@@ -225,6 +237,8 @@ class _Exchanges:
         self.training = list(training)
         self.classes = len(arrays[HEAD_WEIGHT])
         self.has_statistics = bool(sizes_with_statistics(arrays))
+        if strategy.network is not None:
+            self.has_statistics = bool(batch_norms(strategy.network))
         self.blocks = blocks_of(arrays, arrays[HEAD_WEIGHT].shape)
         self.candidates = candidates_of(strategy.candidates, self.has_statistics)
         self.features = num_features(self.has_statistics, self.candidates)

@@ -19,8 +19,9 @@ from clients.core.client import Client
 from clients.core.decision.changes import EVERY
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.explanation import KEPT, explained
+from clients.core.decision.fit import Statistics
 from clients.core.decision.inner_values import look
-from clients.core.decision.moments import class_means
+from clients.core.decision.moments import Blocks, class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
 from clients.core.label_shift import log_q_by_em
@@ -927,7 +928,11 @@ def test_newcomers_are_played_before_they_are_asked_for():
         client.play({}, {})
 
 
-def own_app(grid_class=InProcessGrid):
+def linear():
+    return torch.nn.Linear(3, 3)
+
+
+def own_app(grid_class=InProcessGrid, network=linear):
     """The result and the strategy of a user's app. Four nodes have labels and one has none: the
     label of a training sample is the largest of its three columns."""
 
@@ -936,9 +941,6 @@ def own_app(grid_class=InProcessGrid):
         x = torch.rand(60, 3, generator=torch.Generator().manual_seed(number))
         y = x.argmax(1)
         return x if number == 4 else ((x, y), (x, y))
-
-    def network():
-        return torch.nn.Linear(3, 3)
 
     ended = []
     client = client_app("auto", model=network, data=data, lr=0.5, local_steps=5, held_out=0.5)
@@ -961,3 +963,38 @@ def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_i
         assert scores[f"{role}-chosen-none"] + scores[f"{role}-chosen-bbse"] == 1
         assert np.isfinite(scores[f"{role}-misfit"])
     assert scores["train-clients"] == 4 and "novel-accuracy" not in scores
+
+
+def instance_normed():
+    """Its only layer with running statistics is one of instance normalisation."""
+    norm = nn.InstanceNorm1d(1, track_running_stats=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 3)), norm, nn.Flatten(), nn.Linear(3, 3))
+
+
+def test_running_statistics_of_another_layer_are_read_and_are_no_candidate():
+    """The blocks are the layer's one channel, the softmax and the last; bn16 would change nothing.
+    The server knows the layer by the network that it is given."""
+    _, strategy = own_app(network=instance_normed)
+    assert strategy.source["means"].shape == (3, 1 + 3 + 4)
+    assert strategy.rule["ranges"].shape == (1, 4, 2)
+    client = AutoClient(headed(instance_normed(), "auto", (3,), 3), share(torch.rand(40, 3), Y))
+    assert client.names == ("bbse",)
+    _, base = client.inner_values(torch.rand(5, 3))
+    assert [*client.views(torch.rand(5, 3), base, one_class_each(3))[0]] == ["bbse", "em"]
+
+
+def one_class_each(classes):
+    """Statistics with a perfect classifier and equal classes."""
+    empty = np.zeros(0)
+    confusion, prior = np.eye(classes), np.full(classes, 1 / classes)
+    return Statistics(Blocks(()), empty, empty, empty, confusion, prior)
+
+
+def test_a_rule_of_other_candidates_is_refused():
+    """As one of a former release, to which any running statistics were batch normalisation's."""
+    client = training_client("convnet")
+    rule = rule_that_chooses(client, -1)
+    two = replace(rule, ranges=np.tile(rule.ranges, (2, 1, 1)))
+    other, x = served(client, source_of(client), two)
+    with pytest.raises(ValueError, match=r"rule is of 2 corrections, and auto has bbse for this"):
+        other.predict(x)
