@@ -325,6 +325,16 @@ class Client(Configured, NumPyClient):
         return []
 
     @classmethod
+    def bytes_after_rounds(
+        cls, network: nn.Module, num_training: int, /, *args: Any, **settings: Any
+    ) -> int:
+        """What the method's exchanges with so many training clients hold at most after the last
+        round, in bytes, for the estimate of a run's memory.
+
+        An override may take settings of the method by keyword."""
+        return 0
+
+    @classmethod
     def settings_for(
         cls, shares: Iterable[Share], /, *args: Any, **settings: Any
     ) -> dict[str, Value]:

@@ -67,6 +67,7 @@ from clients.core.decision.explanation import (
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.inner_values import (
     blocks_of,
+    bytes_held,
     check_width,
     inputs_of,
     layers_with_statistics,
@@ -222,6 +223,8 @@ class AutoClient(HoldingOut):
         plays: int,
         shape: tuple[int, ...],
         early_stopping: int = 0,
+        num_clients: int = 1,
+        train_fraction: float = 1.0,
     ) -> list[str]:
         """That nobody plays newcomers, which candidates the network leaves out, which layers it
         never calls, and that early stopping is off."""
@@ -252,10 +255,16 @@ class AutoClient(HoldingOut):
                 f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
                 "so all rounds are trained; set rounds"
             )
-        note = note_on_size(network, head_of(network))
+        num_training = max(1, round(num_clients * train_fraction))
+        note = note_on_size(network, head_of(network), num_training)
         if plays and note:
             lines.append(note)
         return lines
+
+    @classmethod
+    def bytes_after_rounds(cls, network: nn.Module, num_training: int, /, *, plays: int) -> int:
+        """What the exchanges that make the rule hold."""
+        return bytes_held(network, head_of(network), num_training) if plays else 0
 
     @classmethod
     def can_play(cls, n: int, held_out: float) -> bool:

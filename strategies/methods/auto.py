@@ -262,6 +262,7 @@ class _Exchanges:
         }
         answers = self.answers("moments", self.to_all(self.arrays), shapes)
         moments = self.sums_by_set(answers, "counts")
+        del answers  # those of the next exchange are as large
         if not moments[0]["counts"].any():
             raise Unanswered("no training client has a held-out sample with a label")
         means = [class_means(sums["counts"], sums["sums"]) for sums in moments]

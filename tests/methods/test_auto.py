@@ -1,6 +1,7 @@
 """Auto: its client and its server, in small runs and with rules made by hand."""
 
 import json
+import weakref
 from dataclasses import replace
 from typing import ClassVar
 
@@ -397,25 +398,73 @@ def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
 
 
 def test_layers_too_wide_for_a_message_are_refused():
-    """2²⁷ numbers are allowed: 4² + 11585² + 3² + 4², and not 11586². With batch normalisation the
-    channels count, whatever the width of the head."""
+    """2²⁷ numbers are allowed: 4² + 11583² + 3² + 4² products, 3 · 11594 sums, 3² + 3 counts, and
+    not those of 11584. With batch normalisation the channels count, whatever the head's width."""
     info = partitions.task(SMALL)
     candidates = {"candidates": "bbse", "changes": EVERY}
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 11585), nn.ReLU())
-    flat.head = nn.Linear(11585, 3)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 11583), nn.ReLU())
+    flat.head = nn.Linear(11583, 3)
     assert AutoClient.build(flat, info, **candidates) is flat
-    flat.head = nn.Linear(11586, 3)
+    flat.head = nn.Linear(11584, 3)
     words = (
-        "one layer has 11586 of them: 1074 MB a client, over 1074 MB; take a network with narrower "
-        "layers, or one with batch normalisation, where auto reads means of channels"
+        "one layer has 11584 of them, and sums of all 11595 for each of 3 classes: 1074 MB a "
+        "client, over 1074 MB; take a network with narrower layers, or one with batch "
+        "normalisation, where auto reads means of channels"
     )
     with pytest.raises(ValueError, match=words):
         AutoClient.build(flat, info, **candidates)
     flat.norm = nn.BatchNorm1d(20)
     assert AutoClient.build(flat, info, **candidates) is flat
-    flat.norm = nn.BatchNorm1d(11586)
+    flat.norm = nn.BatchNorm1d(11584)
     with pytest.raises(ValueError, match=r"take a network with narrower layers$"):
         AutoClient.build(flat, info, **candidates)
+
+
+def test_sums_of_many_classes_are_counted_among_those_of_a_message():
+    """5000 classes and 30000 channels in narrow layers: 5000² + 300 · 100² + 4² products, and
+    5000 · (1 + 5000 + 35004) sums and counts."""
+    wide = nn.Sequential(*[nn.BatchNorm2d(100) for _ in range(300)])
+    wide.head = nn.Linear(4, 5000)
+    words = (
+        r"all 35004 for each of 5000 classes: 1824 MB a client, over 1074 MB; take fewer classes"
+    )
+    with pytest.raises(ValueError, match=words):
+        AutoClient.build(wide, partitions.task(SMALL), candidates="bbse", changes=EVERY)
+
+
+def test_answers_are_dropped_before_the_next_ones_come():
+    """Those of wide networks are larger than the models of all rounds."""
+    client = training_client()
+    exchanges = _Exchanges(Auto(alpha=0.5), client.initial, [Node(0, 50)])
+    held = []
+
+    def exchange(action, payloads, like):
+        if action == "query.spread":
+            assert held[0]() is None
+        answer = {"query.moments": client.moments, "query.spread": client.spread}[action]
+        arrays, _ = answer(next(iter(payloads.values())), {})
+        held.append(weakref.ref(arrays["squares"]))
+        return [update(0, arrays)]
+
+    exchanges.strategy.exchange = exchange
+    exchanges.statistics()
+    assert len(held) == 2
+
+
+def test_what_the_answers_hold_is_said_before_a_run_and_counted_in_its_memory():
+    """4² + 3000² + 3² + 4² products and 3 · (4 + 3011) sums and counts of each of 20 clients."""
+    network = nn.Sequential(nn.Flatten())
+    network.head = nn.Linear(3000, 3)
+    settings = {"model": "my-network", "candidates": "bbse", "shape": (3000,)}
+    settings |= {"num_clients": 40, "train_fraction": 0.5}
+    (line,) = AutoClient.caveats(network, plays=5, **settings)
+    assert "sends 72 MB twice" in line and line.endswith("at once: 1441 MB of 20 clients")
+    assert not any("MB" in line for line in AutoClient.caveats(network, plays=0, **settings))
+    numbers = 9000041 + 3 * 3015
+    held = AutoClient.bytes_after_rounds(network, 20, plays=5)
+    # 12 sums, and 16 fits, which have twice as many products each.
+    assert held == 8 * ((20 + 12) * numbers + 16 * 2 * 9000041)
+    assert AutoClient.bytes_after_rounds(network, 20, plays=0) == 0
 
 
 def test_a_network_without_statistics_has_bbse_alone():
