@@ -306,6 +306,17 @@ def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers(monkeypa
     assert sum(shares) == pytest.approx(1)
 
 
+def test_the_exchanges_are_no_cost_of_a_novel_client(tmp_path):
+    """It gets the model, statistics and rule, and sends nothing."""
+    federate(**NORMED | {"rounds": 2, "output-dir": str(tmp_path)})
+    before, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "rule" not in before and before["novel-megabytes"]["up"] == 0
+    assert last["novel-megabytes"]["up"] == 0
+    model = before["novel-megabytes"]["down"]
+    assert model < last["novel-megabytes"]["down"] < last["rule"]["down"] / 2
+    assert last["rule"]["up"] > 0 and last["rule"]["seconds"] > 0
+
+
 def test_without_newcomers_nobody_is_asked_and_clients_are_fedavgs():
     nothing = {"auto.plays": 0, "auto.held-out": 0.0}
     result, grid = federate(Watched, **NORMED | nothing)
