@@ -373,6 +373,8 @@ def method_caveats(config: Config) -> list[str]:
     info = partitions.task(config)
     model, _ = method_model(method, config, info)
     values["shape"] = tuple(info.shape)
+    if "shares" in taken(client.caveats):
+        values["shares"] = training_shares(config)
     arguments = {name: values[name] for name in taken(client.caveats) if name in values}
     return client.caveats(model, **arguments)
 

@@ -321,7 +321,8 @@ class Client(Configured, NumPyClient):
         """What `fedapps run` says before a run of the method begins, such as what this network does
         not allow; `network` is that of `build`.
 
-        An override may take settings of the method by keyword, and the `shape` of an input."""
+        An override may take settings of the method by keyword, the `shape` of an input, and the
+        `shares` of the training clients."""
         return []
 
     @classmethod

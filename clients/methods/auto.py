@@ -12,7 +12,8 @@ as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is F
 
 In a stream each update decides anew, for its inputs together with the newest ones before them."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from clients.core.decision.changes import (
     Changer,
     OwnChange,
     decimals_of_tokens,
+    left_out_changes,
     named_changes,
 )
 from clients.core.decision.choice import (
@@ -222,13 +224,19 @@ class AutoClient(HoldingOut):
         candidates: str,
         plays: int,
         shape: tuple[int, ...],
+        changes: str = EVERY,
+        held_out: float = 0.2,
+        alpha: float = 1.0,
         early_stopping: int = 0,
-        num_clients: int = 1,
-        train_fraction: float = 1.0,
+        shares: Iterable[Share] = (),
     ) -> list[str]:
-        """That nobody plays newcomers, which candidates the network leaves out, which layers it
-        never calls, and that early stopping is off."""
+        """That nobody plays newcomers, or too few do, or with samples of the training; which
+        candidates the network leaves out, and which changes the inputs; which layers it never
+        calls, what the messages hold, and that early stopping is off."""
         lines = []
+        counts = [len(share.train) for share in shares]
+        if plays:
+            lines += cls._caveats_of_players(counts, held_out, alpha)
         if not plays:
             lines.append(
                 f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples and "
@@ -255,10 +263,38 @@ class AutoClient(HoldingOut):
                 f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
                 "so all rounds are trained; set rounds"
             )
-        num_training = max(1, round(num_clients * train_fraction))
-        note = note_on_size(network, head_of(network), num_training)
+        other_changes = left_out_changes(changes, 1 + len(shape), takes_tokens(network))
+        if plays and other_changes:
+            lines.append(
+                f"auto.changes: {', '.join(other_changes)} left out, since the inputs have the "
+                f"shape {tuple(shape)}"
+            )
+        note = note_on_size(network, head_of(network), len(counts))
         if plays and note:
             lines.append(note)
+        return lines
+
+    @classmethod
+    def _caveats_of_players(cls, counts: Sequence[int], held_out: float, alpha: float) -> list[str]:
+        """What `caveats` says of training clients with so many training samples each."""
+        lines = []
+        players = [n for n in counts if cls.can_play(n, held_out)]
+        smallest = 1 / (len(players) + 1)
+        if players and alpha < smallest:
+            verb = "plays" if len(players) == 1 else "play"
+            lines.append(
+                f"{len(players)} of {len(counts)} training clients {verb} newcomers, which takes "
+                f"{SIZES[0]} held-out samples; no choice of so few keeps auto.alpha={alpha:g}, so "
+                "all clients keep FedAvg's model; raise auto.held-out, write "
+                f"auto.alpha={math.ceil(smallest * 1e4) / 1e4:g}, or take more samples"
+            )
+        trained = [n for n in players if not cls.num_held_out(n, held_out)]
+        if trained:
+            lines.append(
+                f"with auto.held-out={held_out:g}, {len(trained)} of {len(counts)} training "
+                "clients play newcomers with samples that the network was trained on, so "
+                "auto.alpha promises nothing for later clients; raise auto.held-out"
+            )
         return lines
 
     @classmethod

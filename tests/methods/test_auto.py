@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.changes import EVERY
+from clients.core.decision.changes import EVERY, named_changes
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.explanation import KEPT, explained
 from clients.core.decision.fit import Statistics
@@ -443,6 +443,47 @@ def test_sums_of_many_classes_are_counted_among_those_of_a_message():
         AutoClient.build(wide, partitions.task(SMALL), candidates="bbse", changes=EVERY)
 
 
+def caveats_of(sizes, **settings):
+    """What is said of training clients with so many samples each, at α = 0.2."""
+    shares = [share(torch.zeros(n, 1, 8, 8), [0] * n) for n in sizes]
+    given = {"model": "convnet-bn", "candidates": "bbse", "plays": 5, "shape": (1, 8, 8)}
+    return AutoClient.caveats(network(), **given | {"alpha": 0.2, "shares": shares} | settings)
+
+
+def test_too_few_players_for_alpha_are_said_before_a_run():
+    """Of 100 samples 20 are held out, of 97 no more than 19. Four players certify no less than
+    1/5."""
+    assert caveats_of([100] * 4 + [97]) == []
+    (line,) = caveats_of([100] * 3 + [97] * 2)
+    assert line == (
+        "3 of 5 training clients play newcomers, which takes 20 held-out samples; no choice of so "
+        "few keeps auto.alpha=0.2, so all clients keep FedAvg's model; raise auto.held-out, write "
+        "auto.alpha=0.25, or take more samples"
+    )
+    assert caveats_of([100] * 3 + [97] * 2, alpha=0.25) == []
+
+
+@pytest.mark.parametrize(("held_out", "lines"), [(0.0, 1), (0.012, 1), (0.013, 0)])
+def test_newcomers_of_trained_samples_are_said_before_a_run(held_out, lines):
+    """Of 40 samples 0.48 is none and 0.52 is one, which plays nothing. All four clients with 40
+    play with these, the others with 2000 play with 24 or more, or with all."""
+    said = caveats_of([40] * 4 + [2000] * 4, held_out=held_out)
+    assert len(said) == lines
+    for line in said:
+        count = 4 if held_out else 8
+        assert f"{count} of 8 training clients play newcomers with samples that the network" in line
+
+
+def test_changes_of_other_inputs_are_said_before_a_run():
+    assert caveats_of([100] * 4, changes="rotation") == []
+    (line,) = caveats_of([100] * 4, changes="rotation,column-noise")
+    assert line == "auto.changes: column-noise left out, since the inputs have the shape (1, 8, 8)"
+
+
+def test_a_change_that_is_named_twice_is_one():
+    assert named_changes("blur, salt,blur", 4) == named_changes("blur,salt", 4)
+
+
 def test_answers_are_dropped_before_the_next_ones_come():
     """Those of wide networks are larger than the models of all rounds."""
     client = training_client()
@@ -467,7 +508,7 @@ def test_what_the_answers_hold_is_said_before_a_run_and_counted_in_its_memory():
     network = nn.Sequential(nn.Flatten())
     network.head = nn.Linear(3000, 3)
     settings = {"model": "my-network", "candidates": "bbse", "shape": (3000,)}
-    settings |= {"num_clients": 40, "train_fraction": 0.5}
+    settings["shares"] = [share(X, Y)] * 20
     (line,) = AutoClient.caveats(network, plays=5, **settings)
     assert "sends 72 MB twice" in line and line.endswith("at once: 1441 MB of 20 clients")
     assert not any("MB" in line for line in AutoClient.caveats(network, plays=0, **settings))
