@@ -373,8 +373,22 @@ def method_caveats(config: Config) -> list[str]:
     info = partitions.task(config)
     model, _ = method_model(method, config, info)
     values["shape"] = tuple(info.shape)
+    if "shares" in taken(client.caveats):
+        values["shares"] = training_shares(config)
     arguments = {name: values[name] for name in taken(client.caveats) if name in values}
     return client.caveats(model, **arguments)
+
+
+def bytes_after_rounds(config: Config) -> int:
+    """What the method's exchanges after the last round hold, see `Client.bytes_after_rounds`."""
+    method = str(config["method"])
+    kind = METHODS[method].client
+    values = settings(config, method)
+    names = taken(kind.bytes_after_rounds)
+    arguments = {name: values[name] for name in names if name in values}
+    model, _ = method_model(method, config, partitions.task(config))
+    num_training = round(int(config["num-clients"]) * float(config["train-fraction"]))
+    return kind.bytes_after_rounds(model, max(1, num_training), **arguments)
 
 
 def held_out_note(config: Config) -> str:

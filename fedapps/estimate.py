@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 
 import partitions
 from clients.core.arrays import num_bytes
-from fedapps.building import with_public
+from fedapps.building import bytes_after_rounds, with_public
 from fedapps.clientapp import make_client
 from fedapps.common.resources import num_cpus
 from fedapps.common.threads import one_thread
@@ -33,8 +33,9 @@ MAX_TRIES = 3  # the first time, torch loads what it needs
 Measured = dict[str, tuple[float, float, int]]
 HOW = (
     "time: local training and evaluation of one FedAvg client, measured now on this machine, × "
-    "clients × rounds × the method's usual time relative to FedAvg; memory: this process and "
-    "a round's models, for each process; both can be wrong by a factor of 2 or more"
+    "clients × rounds × the method's usual time relative to FedAvg; memory: this process, a "
+    "round's models, and what auto's rule is made from, for each process; both can be wrong by a "
+    "factor of 2 or more"
 )
 
 
@@ -112,6 +113,7 @@ def cost(job: Job, measured: Measured) -> Cost:
     if entry.client.needs_state:
         num_models += num_clients
     memory = psutil.Process().memory_info().rss + model_bytes * num_models
+    memory += bytes_after_rounds(config)
     return Cost(entry.relative_cost * seconds, memory, turns, _sampled(config))
 
 

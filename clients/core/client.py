@@ -321,8 +321,19 @@ class Client(Configured, NumPyClient):
         """What `fedapps run` says before a run of the method begins, such as what this network does
         not allow; `network` is that of `build`.
 
-        An override may take settings of the method by keyword, and the `shape` of an input."""
+        An override may take settings of the method by keyword, the `shape` of an input, and the
+        `shares` of the training clients."""
         return []
+
+    @classmethod
+    def bytes_after_rounds(
+        cls, network: nn.Module, num_training: int, /, *args: Any, **settings: Any
+    ) -> int:
+        """What the method's exchanges with so many training clients hold at most after the last
+        round, in bytes, for the estimate of a run's memory.
+
+        An override may take settings of the method by keyword."""
+        return 0
 
     @classmethod
     def settings_for(

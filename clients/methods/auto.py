@@ -12,7 +12,8 @@ as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is F
 
 In a stream each update decides anew, for its inputs together with the newest ones before them."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from clients.core.decision.changes import (
     Changer,
     OwnChange,
     decimals_of_tokens,
+    left_out_changes,
     named_changes,
 )
 from clients.core.decision.choice import (
@@ -67,6 +69,7 @@ from clients.core.decision.explanation import (
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.inner_values import (
     blocks_of,
+    bytes_held,
     check_width,
     inputs_of,
     layers_with_statistics,
@@ -115,6 +118,9 @@ COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivativ
 PLAYED = "played"  # group of the state: newcomers, between the server's messages
 MIXING = 0.001  # ε of BBSE
 EM_STEPS = 20
+MADE_BEFORE = (
+    "another release has made it; make the rule anew with `fedapps run --from RUN --methods auto`"
+)
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 CANDIDATES = setting(
     "bbse,bn16",
@@ -166,10 +172,12 @@ class AutoClient(HoldingOut):
         super().__init__(*args, **settings)
         self.head = head_of(self.model)
         sizes = sizes_with_statistics(self.initial)
-        self.has_statistics = bool(sizes)
+        # Layers of other kinds may have such statistics, too, which are read, and not corrected.
+        self.has_statistics = bool(batch_norms(self.model))
         self.names = candidates_of(self.candidates, self.has_statistics)
         # What enters these layers has a block of φ each.
         self.layers: list[nn.Module] = [self.head]
+        self.reads_input = not sizes
         if sizes:
             self.layers = [self.model.get_submodule(name) for name in sizes]
         self.blocks = blocks_of(self.initial, self.head.weight.shape)
@@ -216,11 +224,19 @@ class AutoClient(HoldingOut):
         candidates: str,
         plays: int,
         shape: tuple[int, ...],
+        changes: str = EVERY,
+        held_out: float = 0.2,
+        alpha: float = 1.0,
         early_stopping: int = 0,
+        shares: Iterable[Share] = (),
     ) -> list[str]:
-        """That nobody plays newcomers, which candidates the network leaves out, which layers it
-        never calls, and that early stopping is off."""
+        """That nobody plays newcomers, or too few do, or with samples of the training; which
+        candidates the network leaves out, and which changes the inputs; which layers it never
+        calls, what the messages hold, and that early stopping is off."""
         lines = []
+        counts = [len(share.train) for share in shares]
+        if plays:
+            lines += cls._caveats_of_players(counts, held_out, alpha)
         if not plays:
             lines.append(
                 f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples and "
@@ -247,10 +263,44 @@ class AutoClient(HoldingOut):
                 f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
                 "so all rounds are trained; set rounds"
             )
-        note = note_on_size(network, head_of(network))
+        other_changes = left_out_changes(changes, 1 + len(shape), takes_tokens(network))
+        if plays and other_changes:
+            lines.append(
+                f"auto.changes: {', '.join(other_changes)} left out, since the inputs have the "
+                f"shape {tuple(shape)}"
+            )
+        note = note_on_size(network, head_of(network), len(counts))
         if plays and note:
             lines.append(note)
         return lines
+
+    @classmethod
+    def _caveats_of_players(cls, counts: Sequence[int], held_out: float, alpha: float) -> list[str]:
+        """What `caveats` says of training clients with so many training samples each."""
+        lines = []
+        players = [n for n in counts if cls.can_play(n, held_out)]
+        smallest = 1 / (len(players) + 1)
+        if players and alpha < smallest:
+            verb = "plays" if len(players) == 1 else "play"
+            lines.append(
+                f"{len(players)} of {len(counts)} training clients {verb} newcomers, which takes "
+                f"{SIZES[0]} held-out samples; no choice of so few keeps auto.alpha={alpha:g}, so "
+                "all clients keep FedAvg's model; raise auto.held-out, write "
+                f"auto.alpha={math.ceil(smallest * 1e4) / 1e4:g}, or take more samples"
+            )
+        trained = [n for n in players if not cls.num_held_out(n, held_out)]
+        if trained:
+            lines.append(
+                f"with auto.held-out={held_out:g}, {len(trained)} of {len(counts)} training "
+                "clients play newcomers with samples that the network was trained on, so "
+                "auto.alpha promises nothing for later clients; raise auto.held-out"
+            )
+        return lines
+
+    @classmethod
+    def bytes_after_rounds(cls, network: nn.Module, num_training: int, /, *, plays: int) -> int:
+        """What the exchanges that make the rule hold."""
+        return bytes_held(network, head_of(network), num_training) if plays else 0
 
     @classmethod
     def can_play(cls, n: int, held_out: float) -> bool:
@@ -370,7 +420,7 @@ class AutoClient(HoldingOut):
         before = len(inputs) - len(x)
         base = views[""][before:]
         self.intermediate_logits = {"base": base}
-        rule = Rule.of(self.rule)
+        rule = self.finished_rule()
         decision = decide(rule, case, self.names)
         self.adaptation_metrics = {**decision_metrics(rule, decision, self.names)}
         self.choice = explained(rule, decision, self.names, len(inputs))
@@ -476,8 +526,7 @@ class AutoClient(HoldingOut):
         if width != self.blocks.width:
             raise ValueError(
                 f"the run's rule is of {width} inner values, and auto reads {self.blocks.width} of "
-                "this network: another release has made it; make the rule anew with "
-                "`fedapps run --from RUN --methods auto`"
+                f"this network: {MADE_BEFORE}"
             )
         return Statistics(
             self.blocks,
@@ -487,6 +536,17 @@ class AutoClient(HoldingOut):
             given["confusion"],
             given["prior"],
         )
+
+    def finished_rule(self) -> Rule:
+        """The server's rule. Raises ValueError for one of other candidates."""
+        rule = Rule.of(self.rule)
+        count = 0 if rule.guard is None or rule.ranges is None else len(rule.ranges)
+        if count != len(self.names):
+            raise ValueError(
+                f"the run's rule is of {count} corrections, and auto has {', '.join(self.names)} "
+                f"for this network: {MADE_BEFORE}"
+            )
+        return rule
 
     def views(
         self, x: Tensor, base: Tensor, statistics: Statistics
@@ -571,7 +631,7 @@ class AutoClient(HoldingOut):
         for part in self.parts(x):
             with torch.no_grad(), inputs_of(self.layers, sizes, part) as means:
                 z = self.model(part)
-            if not self.has_statistics:
+            if self.reads_input:
                 means = [look(part), *means]
             values.append(torch.cat([*means, *of_logits(z)], 1))
             outputs.append(z)

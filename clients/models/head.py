@@ -1,16 +1,20 @@
 """Networks of the form ``head(features(x))``, and how others get that form."""
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clients.core.layer_inputs import before_calls
 from clients.models.foreign import COMPILED, SCALES, layers_of, trial_inputs, varied
 from fedapps.common.seeds import drawing
+
+END_AUTOCAST = "end the autocast before it and give it features.float(), or leave the autocast out"
 
 
 class HeadedNetwork(nn.Module):
@@ -144,6 +148,12 @@ def headed(
     if by_name:
         example = places[-1] if places else "NAME"
         declare = f"; or name the layer that is the head, as head={example}"
+    autocast = in_autocast(network, places, shape)
+    if autocast:
+        raise ValueError(
+            f"{autocast}, and {method} computes with the features before this layer in its own "
+            f"type: {END_AUTOCAST}{declare}; or choose a method without a head, such as fedavg"
+        )
     raise ValueError(
         f"{type(network).__name__} does not end in a linear layer of {num_classes} outputs, which "
         f"{method} treats as the head; it has {layers_of(network)}: let its forward pass return "
@@ -174,12 +184,39 @@ def _at_place(
     if isinstance(layer, nn.Linear) and can_split(network, place, shape):
         return split(network, place)
     if not by_name:
+        autocast = in_autocast(network, [place], shape)
+        if autocast:
+            raise ValueError(
+                f"head is {place!r}, but {autocast}, and {method} computes with the features "
+                f"before it in its own type: {END_AUTOCAST}"
+            )
         raise ValueError(
             f"head is {place!r}, but its outputs are not those of {name}; {method} computes with "
             "the features before the head, so the forward pass must return what this layer gives; "
             f"the linear layers are {layers_of(network)}"
         )
     return NamedHead(network, place)
+
+
+def in_autocast(network: nn.Module, places: Sequence[str], shape: tuple[int, ...]) -> str:
+    """That the network calls one of its layers at `places` within torch.autocast, in words; "" if
+    it does not, or fails."""
+    trial = varied(network)
+    if trial is None:
+        return ""
+    called: list[str] = []
+
+    def note(place: str, x: Tensor) -> None:
+        if torch.is_autocast_enabled(x.device.type):
+            called.append(place)
+
+    for place in places:
+        before_calls(trial.get_submodule(place), partial(note, place))
+    with torch.no_grad(), suppress(Exception):  # whatever code from outside raises
+        trial(trial_inputs(trial, shape))
+    if not called:
+        return ""
+    return f"{type(network).__name__} calls its layer {called[-1]!r} within torch.autocast"
 
 
 def split(network: nn.Module, place: str) -> ForeignNetwork:

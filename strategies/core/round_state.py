@@ -54,6 +54,8 @@ class Round:
     clipped: int = 0  # updates that were clipped, by max-update-norm or by max-update-ratio
     recounted: int = 0  # updates that count with fewer samples than they reported
     bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
+    # Of `personalize`: what is done once, with training clients, and for no single node.
+    preparation_cost: PersonalizationCost = field(default_factory=PersonalizationCost)
     personalization_cost: PersonalizationCost = field(default_factory=PersonalizationCost)
     started: float = field(default_factory=time.monotonic)
     training: bool = False  # from the sampling to the aggregation

@@ -20,11 +20,12 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
+    Iterator,
     Mapping,
     MutableSequence,
     Sequence,
 )
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from logging import INFO, WARNING
 from typing import Any
 
@@ -598,12 +599,37 @@ class PersonalizedStrategy(StrategyHooks):
         bytes_before = dict(now.bytes)
         payloads = self.personalize(self.arrays, nodes)
         share = 1 / max(len(nodes), 1)
+        apart = now.preparation_cost
+        seconds = time.monotonic() - started
         now.personalization_cost = PersonalizationCost(
-            seconds=share * (time.monotonic() - started),
-            bytes_down=share * (now.bytes["down"] - bytes_before["down"]),
-            bytes_up=share * (now.bytes["up"] - bytes_before["up"]),
+            seconds=share * (seconds - apart.seconds),
+            bytes_down=share * (now.bytes["down"] - bytes_before["down"] - apart.bytes_down),
+            bytes_up=share * (now.bytes["up"] - bytes_before["up"] - apart.bytes_up),
         )
         return payloads
+
+    @contextmanager
+    def preparing(self, entry: str, num_clients: int) -> Iterator[None]:
+        """Within the context `personalize` prepares with `num_clients` training clients what serves
+        all nodes. The round's report has its `seconds`, and the megabytes that one of these clients
+        gets (`down`) and sends (`up`), under the name `entry`; no novel client's cost has them."""
+        now = self.now
+        started = time.monotonic()
+        bytes_before = dict(now.bytes)
+        try:
+            yield
+        finally:
+            cost = PersonalizationCost(
+                seconds=time.monotonic() - started,
+                bytes_down=now.bytes["down"] - bytes_before["down"],
+                bytes_up=now.bytes["up"] - bytes_before["up"],
+            )
+            now.preparation_cost = cost
+            now.report[entry] = {
+                "seconds": cost.seconds,
+                "down": cost.bytes_down / num_clients / 1e6,
+                "up": cost.bytes_up / num_clients / 1e6,
+            }
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from flwr.common.logger import log
+from torch import nn
 
 from clients.core.arrays import Arrays, prefixed
 from clients.core.decision.choice import (
@@ -43,6 +44,7 @@ from clients.core.decision.moments import (
 from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, REGIMES, WIN_RATES
 from clients.core.normalisation import sizes_with_statistics
+from clients.methods._batchwise import batch_norms
 from clients.methods.auto import (
     CANDIDATES,
     COEFFICIENTS,
@@ -86,6 +88,7 @@ SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "
 # Of the two regimes, in texts and in the run's files.
 REGIME_WORDS = ("label shift explains", "label shift does not explain")
 REGIME_NAMES = ("label-shift", "other-inputs")
+RULE_COST = "rule"  # entry of the last round's report: what the exchanges cost
 PLAYED = "played"  # entry of the last round's report: what the rule means for played newcomers
 SMALLEST_MISFIT_DEVIATION = 1e-3  # clients get μ in float32, whose error is up to 1e-6
 NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entropy
@@ -97,7 +100,9 @@ class Unanswered(Exception):
 
 class Auto(FedAvg):
     """Makes the rule from what the training clients answer. `alpha` is the share of harmed clients
-    that the guard allows among clients like the played ones."""
+    that the guard allows among clients like the played ones. `network` is the clients' one, by
+    which the server knows batch normalisation from other layers with running statistics; without it
+    all such layers count as batch normalisation."""
 
     requires = Requirement(
         "auto",
@@ -118,8 +123,16 @@ class Auto(FedAvg):
         evaluation=True,
     )
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        network: nn.Module | Mapping[str, nn.Module] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
+        if isinstance(network, Mapping):  # all clients have the same one
+            network = next(iter(network.values()), None)
+        self.network = network
         self.source: Arrays = {}
         self.rule: Arrays = {}
         candidates_of(self.candidates, True)  # raises ValueError for an unknown name
@@ -168,7 +181,8 @@ class Auto(FedAvg):
             return dict.fromkeys(nodes, arrays)
         training = self.training_nodes()
         if training and not self.serves_finished_run:
-            self.make_rule(arrays, training)
+            with self.preparing(RULE_COST, len(training)):
+                self.make_rule(arrays, training)
         if self.rule:
             arrays = arrays | prefixed(SOURCE, self.source) | prefixed(RULE, self.rule)
         return dict.fromkeys(nodes, arrays)
@@ -225,6 +239,8 @@ class _Exchanges:
         self.training = list(training)
         self.classes = len(arrays[HEAD_WEIGHT])
         self.has_statistics = bool(sizes_with_statistics(arrays))
+        if strategy.network is not None:
+            self.has_statistics = bool(batch_norms(strategy.network))
         self.blocks = blocks_of(arrays, arrays[HEAD_WEIGHT].shape)
         self.candidates = candidates_of(strategy.candidates, self.has_statistics)
         self.features = num_features(self.has_statistics, self.candidates)
@@ -248,6 +264,7 @@ class _Exchanges:
         }
         answers = self.answers("moments", self.to_all(self.arrays), shapes)
         moments = self.sums_by_set(answers, "counts")
+        del answers  # those of the next exchange are as large
         if not moments[0]["counts"].any():
             raise Unanswered("no training client has a held-out sample with a label")
         means = [class_means(sums["counts"], sums["sums"]) for sums in moments]

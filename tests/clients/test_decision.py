@@ -8,6 +8,7 @@ import scipy
 import torch
 
 from clients.core.decision import choice, evidence, tallies
+from clients.core.decision import fit as fit_module
 from clients.core.decision.changes import (
     COLUMN_CHANGES,
     EVERY,
@@ -171,6 +172,21 @@ def test_clients_share_the_fits_of_the_same_statistics_alone():
     for n in range(5, 5 + MOST_SHARED):
         shared_fit(given(2), n)
     assert shared_fit(given(2), 4) is not other
+
+
+def test_fits_of_equal_statistics_hold_them_once_and_few_are_kept_of_wide_networks(monkeypatch):
+    """Two fits of 3 products each, at 12 numbers in all; one fit is kept at least."""
+
+    def given(between):
+        return statistics([[0] * 3, [1] * 3], [4] * 3, [between] * 3, (1, 1, 1))
+
+    first, second = shared_fit(given(3), 4), shared_fit(given(3), 5)
+    assert first.statistics is second.statistics
+    for numbers, kept in ((12, 2), (11, 1), (1, 1)):
+        monkeypatch.setattr(fit_module, "MOST_SHARED_NUMBERS", numbers)
+        for n in range(6, 9):
+            newest = shared_fit(given(3), n)
+        assert len(fit_module._shared) == kept and fit_module._shared[-1] is newest
 
 
 def test_threads_that_serve_two_runs_get_the_fits_of_their_own(monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from unusual_networks import (
     HeadIsFirst,
     LogProbabilities,
@@ -86,3 +87,32 @@ def test_a_network_that_flattens_by_view_takes_samples():
     assert x.stride() == torch.empty(x.shape).stride()
     assert ViewFlattens()(x).shape == (4, 10)
     assert headed(ViewFlattens(), "own", SHAPE, 10).features(x).shape == (4, 144)
+
+
+class Mixed(nn.Module):
+    """Computes in bfloat16 as torch.autocast has it, its head too unless `apart`."""
+
+    def __init__(self, apart=False):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.apart = apart
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            h = self.first(x).relu()
+            if not self.apart:
+                return self.last(h).float()
+        return self.last(h.float())
+
+
+def test_a_head_within_autocast_is_refused_by_this_reason():
+    """Behind the layer there is no further step, which the usual refusal would look for."""
+    words = r"Mixed calls its layer 'last' within torch\.autocast, and auto .*; or choose a method"
+    with pytest.raises(ValueError, match=words):
+        headed(Mixed(), "auto", (4,), 3)
+    words = (
+        r"head is 'last', but Mixed calls its layer 'last' within torch\.autocast.*autocast out$"
+    )
+    with pytest.raises(ValueError, match=words):
+        headed(Mixed(), "auto", (4,), 3, place="last")
+    assert headed(Mixed(apart=True), "auto", (4,), 3).place == "last"

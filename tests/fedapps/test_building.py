@@ -155,3 +155,9 @@ def test_where_nobody_can_play_newcomers_auto_holds_out_nothing():
     assert replaced_settings([few | {"auto.held-out": 0.0}]) == {}
     assert replaced_settings([enough | {"auto.plays": 0}]) == replaced_settings([few])
     assert replaced_settings([few | {"method": "bbse"}]) == {}
+
+
+def test_what_a_method_says_of_its_settings_may_depend_on_the_training_clients():
+    """Three of six train; each has a hundred samples, and 85 of these without validation."""
+    config = SMALL | {"method": "auto", "auto.held-out": 0.0}
+    assert any("0, 3 of 3 training clients play" in line for line in method_caveats(config))

@@ -1,13 +1,16 @@
 """The engine of runs for which the user names none, by the seconds of a client's turn."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from small_runs import SMALL
 
 import partitions
+from clients.methods.auto import AutoClient
 from fedapps import engine_choice, estimate
+from fedapps.building import method_model
 from fedapps.engine_choice import (
     Choice,
     Clock,
@@ -159,3 +162,19 @@ def test_finished_rounds_cost_nothing(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "round-00000010.safetensors").touch()
     assert estimate.cost(job, {}).seconds == whole.seconds / 2
+
+
+def test_what_the_rule_of_auto_is_made_from_counts_in_its_memory(tmp_path, monkeypatch):
+    """Ten clients train; nothing is held where nobody plays newcomers."""
+    monkeypatch.setattr(estimate, "_measure", lambda config: (1.0, 0.0, 1000))
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=10**6))
+    monkeypatch.setattr(estimate.psutil, "Process", lambda: process)
+    config = SMALL | {"num-clients": 20, "train-fraction": 0.5}
+    memory = {}
+    for label in ("fedavg", "auto", "auto plays=0"):
+        job = make_jobs(config, [label], [0], tmp_path)[0]
+        memory[label] = estimate.cost(job, {}).memory
+    assert memory["fedavg"] == memory["auto plays=0"]
+    network, _ = method_model("auto", config, partitions.task(config))
+    held = AutoClient.bytes_after_rounds(network, 10, plays=5)
+    assert memory["auto"] - memory["fedavg"] == held > 10**6

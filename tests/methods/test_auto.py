@@ -1,6 +1,7 @@
 """Auto: its client and its server, in small runs and with rules made by hand."""
 
 import json
+import weakref
 from dataclasses import replace
 from typing import ClassVar
 
@@ -16,11 +17,12 @@ from torch.nn import functional as F
 
 import partitions
 from clients.core.client import Client
-from clients.core.decision.changes import EVERY
+from clients.core.decision.changes import EVERY, named_changes
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.explanation import KEPT, explained
+from clients.core.decision.fit import Statistics
 from clients.core.decision.inner_values import look
-from clients.core.decision.moments import class_means
+from clients.core.decision.moments import Blocks, class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
 from clients.core.label_shift import log_q_by_em
@@ -304,6 +306,17 @@ def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers(monkeypa
     assert sum(shares) == pytest.approx(1)
 
 
+def test_the_exchanges_are_no_cost_of_a_novel_client(tmp_path):
+    """It gets the model, statistics and rule, and sends nothing."""
+    federate(**NORMED | {"rounds": 2, "output-dir": str(tmp_path)})
+    before, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "rule" not in before and before["novel-megabytes"]["up"] == 0
+    assert last["novel-megabytes"]["up"] == 0
+    model = before["novel-megabytes"]["down"]
+    assert model < last["novel-megabytes"]["down"] < last["rule"]["down"] / 2
+    assert last["rule"]["up"] > 0 and last["rule"]["seconds"] > 0
+
+
 def test_without_newcomers_nobody_is_asked_and_clients_are_fedavgs():
     nothing = {"auto.plays": 0, "auto.held-out": 0.0}
     result, grid = federate(Watched, **NORMED | nothing)
@@ -396,25 +409,114 @@ def test_the_runs_line_says_why_a_candidate_is_left_out(norm, words):
 
 
 def test_layers_too_wide_for_a_message_are_refused():
-    """2²⁷ numbers are allowed: 4² + 11585² + 3² + 4², and not 11586². With batch normalisation the
-    channels count, whatever the width of the head."""
+    """2²⁷ numbers are allowed: 4² + 11583² + 3² + 4² products, 3 · 11594 sums, 3² + 3 counts, and
+    not those of 11584. With batch normalisation the channels count, whatever the head's width."""
     info = partitions.task(SMALL)
     candidates = {"candidates": "bbse", "changes": EVERY}
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 11585), nn.ReLU())
-    flat.head = nn.Linear(11585, 3)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 11583), nn.ReLU())
+    flat.head = nn.Linear(11583, 3)
     assert AutoClient.build(flat, info, **candidates) is flat
-    flat.head = nn.Linear(11586, 3)
+    flat.head = nn.Linear(11584, 3)
     words = (
-        "one layer has 11586 of them: 1074 MB a client, over 1074 MB; take a network with narrower "
-        "layers, or one with batch normalisation, where auto reads means of channels"
+        "one layer has 11584 of them, and sums of all 11595 for each of 3 classes: 1074 MB a "
+        "client, over 1074 MB; take a network with narrower layers, or one with batch "
+        "normalisation, where auto reads means of channels"
     )
     with pytest.raises(ValueError, match=words):
         AutoClient.build(flat, info, **candidates)
     flat.norm = nn.BatchNorm1d(20)
     assert AutoClient.build(flat, info, **candidates) is flat
-    flat.norm = nn.BatchNorm1d(11586)
+    flat.norm = nn.BatchNorm1d(11584)
     with pytest.raises(ValueError, match=r"take a network with narrower layers$"):
         AutoClient.build(flat, info, **candidates)
+
+
+def test_sums_of_many_classes_are_counted_among_those_of_a_message():
+    """5000 classes and 30000 channels in narrow layers: 5000² + 300 · 100² + 4² products, and
+    5000 · (1 + 5000 + 35004) sums and counts."""
+    wide = nn.Sequential(*[nn.BatchNorm2d(100) for _ in range(300)])
+    wide.head = nn.Linear(4, 5000)
+    words = (
+        r"all 35004 for each of 5000 classes: 1824 MB a client, over 1074 MB; take fewer classes"
+    )
+    with pytest.raises(ValueError, match=words):
+        AutoClient.build(wide, partitions.task(SMALL), candidates="bbse", changes=EVERY)
+
+
+def caveats_of(sizes, **settings):
+    """What is said of training clients with so many samples each, at α = 0.2."""
+    shares = [share(torch.zeros(n, 1, 8, 8), [0] * n) for n in sizes]
+    given = {"model": "convnet-bn", "candidates": "bbse", "plays": 5, "shape": (1, 8, 8)}
+    return AutoClient.caveats(network(), **given | {"alpha": 0.2, "shares": shares} | settings)
+
+
+def test_too_few_players_for_alpha_are_said_before_a_run():
+    """Of 100 samples 20 are held out, of 97 no more than 19. Four players certify no less than
+    1/5."""
+    assert caveats_of([100] * 4 + [97]) == []
+    (line,) = caveats_of([100] * 3 + [97] * 2)
+    assert line == (
+        "3 of 5 training clients play newcomers, which takes 20 held-out samples; no choice of so "
+        "few keeps auto.alpha=0.2, so all clients keep FedAvg's model; raise auto.held-out, write "
+        "auto.alpha=0.25, or take more samples"
+    )
+    assert caveats_of([100] * 3 + [97] * 2, alpha=0.25) == []
+
+
+@pytest.mark.parametrize(("held_out", "lines"), [(0.0, 1), (0.012, 1), (0.013, 0)])
+def test_newcomers_of_trained_samples_are_said_before_a_run(held_out, lines):
+    """Of 40 samples 0.48 is none and 0.52 is one, which plays nothing. All four clients with 40
+    play with these, the others with 2000 play with 24 or more, or with all."""
+    said = caveats_of([40] * 4 + [2000] * 4, held_out=held_out)
+    assert len(said) == lines
+    for line in said:
+        count = 4 if held_out else 8
+        assert f"{count} of 8 training clients play newcomers with samples that the network" in line
+
+
+def test_changes_of_other_inputs_are_said_before_a_run():
+    assert caveats_of([100] * 4, changes="rotation") == []
+    (line,) = caveats_of([100] * 4, changes="rotation,column-noise")
+    assert line == "auto.changes: column-noise left out, since the inputs have the shape (1, 8, 8)"
+
+
+def test_a_change_that_is_named_twice_is_one():
+    assert named_changes("blur, salt,blur", 4) == named_changes("blur,salt", 4)
+
+
+def test_answers_are_dropped_before_the_next_ones_come():
+    """Those of wide networks are larger than the models of all rounds."""
+    client = training_client()
+    exchanges = _Exchanges(Auto(alpha=0.5), client.initial, [Node(0, 50)])
+    held = []
+
+    def exchange(action, payloads, like):
+        if action == "query.spread":
+            assert held[0]() is None
+        answer = {"query.moments": client.moments, "query.spread": client.spread}[action]
+        arrays, _ = answer(next(iter(payloads.values())), {})
+        held.append(weakref.ref(arrays["squares"]))
+        return [update(0, arrays)]
+
+    exchanges.strategy.exchange = exchange
+    exchanges.statistics()
+    assert len(held) == 2
+
+
+def test_what_the_answers_hold_is_said_before_a_run_and_counted_in_its_memory():
+    """4² + 3000² + 3² + 4² products and 3 · (4 + 3011) sums and counts of each of 20 clients."""
+    network = nn.Sequential(nn.Flatten())
+    network.head = nn.Linear(3000, 3)
+    settings = {"model": "my-network", "candidates": "bbse", "shape": (3000,)}
+    settings["shares"] = [share(X, Y)] * 20
+    (line,) = AutoClient.caveats(network, plays=5, **settings)
+    assert "sends 72 MB twice" in line and line.endswith("at once: 1441 MB of 20 clients")
+    assert not any("MB" in line for line in AutoClient.caveats(network, plays=0, **settings))
+    numbers = 9000041 + 3 * 3015
+    held = AutoClient.bytes_after_rounds(network, 20, plays=5)
+    # 12 sums, and 16 fits, which have twice as many products each.
+    assert held == 8 * ((20 + 12) * numbers + 16 * 2 * 9000041)
+    assert AutoClient.bytes_after_rounds(network, 20, plays=0) == 0
 
 
 def test_a_network_without_statistics_has_bbse_alone():
@@ -927,7 +1029,11 @@ def test_newcomers_are_played_before_they_are_asked_for():
         client.play({}, {})
 
 
-def own_app(grid_class=InProcessGrid):
+def linear():
+    return torch.nn.Linear(3, 3)
+
+
+def own_app(grid_class=InProcessGrid, network=linear):
     """The result and the strategy of a user's app. Four nodes have labels and one has none: the
     label of a training sample is the largest of its three columns."""
 
@@ -936,9 +1042,6 @@ def own_app(grid_class=InProcessGrid):
         x = torch.rand(60, 3, generator=torch.Generator().manual_seed(number))
         y = x.argmax(1)
         return x if number == 4 else ((x, y), (x, y))
-
-    def network():
-        return torch.nn.Linear(3, 3)
 
     ended = []
     client = client_app("auto", model=network, data=data, lr=0.5, local_steps=5, held_out=0.5)
@@ -961,3 +1064,38 @@ def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_i
         assert scores[f"{role}-chosen-none"] + scores[f"{role}-chosen-bbse"] == 1
         assert np.isfinite(scores[f"{role}-misfit"])
     assert scores["train-clients"] == 4 and "novel-accuracy" not in scores
+
+
+def instance_normed():
+    """Its only layer with running statistics is one of instance normalisation."""
+    norm = nn.InstanceNorm1d(1, track_running_stats=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 3)), norm, nn.Flatten(), nn.Linear(3, 3))
+
+
+def test_running_statistics_of_another_layer_are_read_and_are_no_candidate():
+    """The blocks are the layer's one channel, the softmax and the last; bn16 would change nothing.
+    The server knows the layer by the network that it is given."""
+    _, strategy = own_app(network=instance_normed)
+    assert strategy.source["means"].shape == (3, 1 + 3 + 4)
+    assert strategy.rule["ranges"].shape == (1, 4, 2)
+    client = AutoClient(headed(instance_normed(), "auto", (3,), 3), share(torch.rand(40, 3), Y))
+    assert client.names == ("bbse",)
+    _, base = client.inner_values(torch.rand(5, 3))
+    assert [*client.views(torch.rand(5, 3), base, one_class_each(3))[0]] == ["bbse", "em"]
+
+
+def one_class_each(classes):
+    """Statistics with a perfect classifier and equal classes."""
+    empty = np.zeros(0)
+    confusion, prior = np.eye(classes), np.full(classes, 1 / classes)
+    return Statistics(Blocks(()), empty, empty, empty, confusion, prior)
+
+
+def test_a_rule_of_other_candidates_is_refused():
+    """As one of a former release, to which any running statistics were batch normalisation's."""
+    client = training_client("convnet")
+    rule = rule_that_chooses(client, -1)
+    two = replace(rule, ranges=np.tile(rule.ranges, (2, 1, 1)))
+    other, x = served(client, source_of(client), two)
+    with pytest.raises(ValueError, match=r"rule is of 2 corrections, and auto has bbse for this"):
+        other.predict(x)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clients.core.decision.choice import names_in
 from fedapps.common.external_code import is_reference, load
 from fedapps.common.spelling import did_you_mean
 
@@ -201,15 +202,12 @@ EVERY = ",".join(IMAGE_CHANGES | COLUMN_CHANGES)
 
 def named_changes(names: str, num_dimensions: int, whole: bool = False) -> list[Change]:
     """The changes with these names, separated by commas, that inputs of a batch of so many
-    dimensions have, and all that are ``module:NAME``. Inputs that are `whole` numbers, as tokens
-    are, have these alone. Raises ValueError for an unknown name."""
+    dimensions have, and all that are ``module:NAME``, none twice. Inputs that are `whole` numbers,
+    as tokens are, have these alone. Raises ValueError for an unknown name."""
     known = IMAGE_CHANGES | COLUMN_CHANGES
-    fitting = IMAGE_CHANGES if num_dimensions == 4 else COLUMN_CHANGES
-    if whole:
-        fitting = {}
+    fitting = _fitting(num_dimensions, whole)
     chosen: list[Change] = []
-    for word in names.split(","):
-        name = word.strip()
+    for name in names_in(names):
         if is_reference(name):
             chosen.append(OwnChange(name))
         elif name not in known:
@@ -220,6 +218,21 @@ def named_changes(names: str, num_dimensions: int, whole: bool = False) -> list[
         elif name in fitting:
             chosen.append(known[name])
     return chosen
+
+
+def left_out_changes(names: str, num_dimensions: int, whole: bool = False) -> list[str]:
+    """Those of the names that `named_changes` leaves out; none of `EVERY`, the default."""
+    if names == EVERY:
+        return []
+    fitting = _fitting(num_dimensions, whole)
+    return [name for name in names_in(names) if not is_reference(name) and name not in fitting]
+
+
+def _fitting(num_dimensions: int, whole: bool) -> dict[str, Change]:
+    """The package's changes that such inputs may have."""
+    if whole:
+        return {}
+    return IMAGE_CHANGES if num_dimensions == 4 else COLUMN_CHANGES
 
 
 class OwnChange:

@@ -19,9 +19,11 @@ SHRINKAGE = 0.03  # weight of the identity in Σ_l, relative to the mean varianc
 SMALLEST = 1e-12  # variance and squared distance, so that a constant φ_l divides nothing by 0
 FITTED = (-3, -2)  # the blocks that decide q: the last layer, the softmax
 SOFTMAX = -2  # the block of the mean prediction
-# Fits that the clients of a process share: newcomers of three sizes in five folds. One has d_l²
-# numbers for each block.
+# Fits that the clients of a process share: newcomers of three sizes in five folds. Each has
+# d_l² numbers for each block, so that of wide networks fewer are kept.
 MOST_SHARED = 16
+MOST_SHARED_NUMBERS = 2**30  # 8 GiB
+NUMBERS_OF_FIT = 2  # times Σ d_l²: L_l⁻¹, and S and B, which fits of several n share
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,20 @@ def shared_fit(statistics: Statistics, n: int) -> LabelShiftFit:
     """The fit of clients with n inputs. The clients of a process share the newest fits, since a
     server sends the same statistics to all novel clients, and to all training clients of a fold."""
     for fit in [*_shared]:  # a copy: other threads may serve other runs
-        if fit.n == n and fit.statistics.equals(statistics):
-            return fit
+        if fit.statistics.equals(statistics):
+            statistics = fit.statistics  # one copy of these, for fits of all n
+            if fit.n == n:
+                return fit
+    # Room is made before the fit needs it.
+    del _shared[: -(most_shared(statistics.blocks) - 1) or None]
     fit = LabelShiftFit(statistics, n)
     _shared.append(fit)
-    del _shared[:-MOST_SHARED]
     return fit
+
+
+def most_shared(blocks: Blocks) -> int:
+    """How many fits of such blocks a process keeps: one at least."""
+    return max(1, min(MOST_SHARED, MOST_SHARED_NUMBERS // (NUMBERS_OF_FIT * blocks.entries)))
 
 
 def covariance(matrix: np.ndarray) -> np.ndarray:

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, to_numpy
+from clients.core.decision.fit import NUMBERS_OF_FIT, most_shared
 from clients.core.decision.moments import Blocks
 from clients.core.layer_inputs import before_calls
 from clients.core.normalisation import sizes_with_statistics
 
 NUM_OF_INPUT = 4  # values of an input's look
 NUM_LAST = 4  # values of the last block
-# Products Σ d_l² of inner values, which each training client sends twice, in float64.
-MANY_PRODUCTS = 2**23
-MOST_PRODUCTS = 2**27
+# Numbers of a training client's answer to `query.moments`, in float64.
+MANY_NUMBERS = 2**23
+MOST_NUMBERS = 2**27
+SETS_HELD = 12  # sums of two exchanges, over all clients and without each of five folds
 
 
 def blocks_of(arrays: Arrays, head_size: tuple[int, ...]) -> Blocks:
@@ -101,31 +103,49 @@ def layers_with_statistics(network: nn.Module) -> list[str]:
     return names
 
 
+def numbers_sent(blocks: Blocks, classes: int) -> int:
+    """The numbers of a client's moments: C² counts, and by class n_c and Σ φ (D,); Σ d_l²."""
+    return classes * (classes + 1 + blocks.width) + blocks.entries
+
+
 def check_width(network: nn.Module, head: nn.Linear) -> None:
-    """Raise ValueError if the products of its inner values are too many for a message."""
+    """Raise ValueError if the moments of its inner values are too many for a message."""
     arrays = _buffers(network)
     blocks = blocks_of(arrays, head.weight.shape)
-    if blocks.entries <= MOST_PRODUCTS:
+    numbers = numbers_sent(blocks, head.out_features)
+    if numbers <= MOST_NUMBERS:
         return
-    other = ""
+    advice = "take a network with narrower layers"
+    if blocks.entries <= MOST_NUMBERS / 2:
+        advice = "take fewer classes, or a network with narrower layers"
     if not sizes_with_statistics(arrays):
-        other = ", or one with batch normalisation, where auto reads means of channels"
+        advice += ", or one with batch normalisation, where auto reads means of channels"
     raise ValueError(
         f"auto's clients send the products of the values that enter a layer, and one layer has "
-        f"{max(blocks.sizes)} of them: {_megabytes(blocks.entries)} a client, over "
-        f"{_megabytes(MOST_PRODUCTS)}; take a network with narrower layers{other}"
+        f"{max(blocks.sizes)} of them, and sums of all {blocks.width} for each of "
+        f"{head.out_features} classes: {_megabytes(numbers)} a client, over "
+        f"{_megabytes(MOST_NUMBERS)}; {advice}"
     )
 
 
-def note_on_size(network: nn.Module, head: nn.Linear) -> str:
-    """What a client's messages hold, where that is much; else ""."""
-    products = blocks_of(_buffers(network), head.weight.shape).entries
-    if products <= MANY_PRODUCTS:
+def note_on_size(network: nn.Module, head: nn.Linear, num_training: int) -> str:
+    """What the messages of so many training clients hold, where that is much; else ""."""
+    numbers = numbers_sent(blocks_of(_buffers(network), head.weight.shape), head.out_features)
+    if numbers <= MANY_NUMBERS:
         return ""
     return (
-        f"after the last round each training client sends {_megabytes(products)} twice, the "
-        "products of the network's inner values, and the server holds those of all clients at once"
+        f"after the last round each training client sends {_megabytes(numbers)} twice, the "
+        "products of the network's inner values, and the server holds those of all clients at "
+        f"once: {_megabytes(numbers * num_training)} of {num_training} clients"
     )
+
+
+def bytes_held(network: nn.Module, head: nn.Linear, num_training: int) -> int:
+    """What a process that serves so many training clients and the server holds of their answers
+    and statistics, roughly: the answers, sums of them without each fold, fits."""
+    blocks = blocks_of(_buffers(network), head.weight.shape)
+    answers = numbers_sent(blocks, head.out_features) * (num_training + SETS_HELD)
+    return 8 * (answers + most_shared(blocks) * NUMBERS_OF_FIT * blocks.entries)
 
 
 def _buffers(network: nn.Module) -> Arrays:
