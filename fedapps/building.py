@@ -6,7 +6,6 @@ constructs a strategy; `strategy_of_run` adds what a run of this package knows o
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ import partitions
 from clients.core.arrays import Arrays, model_arrays
 from clients.core.client import Client
 from clients.core.cohort import in_cohort
+from clients.core.copies import copy_of
 from clients.core.decision.choice import CANDIDATES
 from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot, StateUse
@@ -70,7 +70,7 @@ class Builder:
             self._networks[name] = method_model(method, config | {"model": name}, self._info)
         model, initial = self._networks[name]
         if in_cohort():  # clients of a cohort train at the same time
-            model = deepcopy(model)
+            model = copy_of(model)
         identity = {"client": client_id, "initial": initial, "model_name": name}
         client = self._kind(model, share, **self._settings | identity)
         client.own_scores = self._scores

@@ -14,7 +14,6 @@ was released, its FedTTA++ always keeps the un-adapted model (docs/results/fedtt
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
+from clients.core.copies import copy_of
 from clients.core.evaluation import by_parts, predicted
 from clients.core.functional import functional_call
 from clients.core.layout import set_training
@@ -254,7 +254,7 @@ class FedTTAClient(Adapting, Client):
 
     def keep_server(self) -> None:
         """Copy the base model for the proxy regularization."""
-        self.server = batch_statistics(deepcopy(self.base)) if self.mu else None
+        self.server = batch_statistics(copy_of(self.base)) if self.mu else None
 
     def tune(self, config: Config) -> None:
         """Meta-train on a novel client's few labels, as a training client does."""
@@ -336,7 +336,7 @@ class FedTTAClient(Adapting, Client):
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """f(·; ψ̃), normalised by the statistics of x."""
-        model = deepcopy(self.base)
+        model = copy_of(self.base)
         model.load_state_dict(dict(self._best.parameters), strict=False)
         return with_statistics(model, *self.parts(x))
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.core.copies import copy_of
 from clients.core.layer_inputs import before_calls
 from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
@@ -57,7 +57,7 @@ def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0)
 def varied(network: nn.Module) -> nn.Module | None:
     """A copy with noise on its parameters; None if it cannot be copied."""
     try:
-        copy = deepcopy(network)
+        copy = copy_of(network)
     except (RuntimeError, TypeError):
         return None
     with drawing(0), torch.no_grad():
@@ -508,7 +508,7 @@ def _tried_parts(network: nn.Module, name: str, x: Tensor, parts: Sequence[Part]
 def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     """The names of the modules that have parameters of their own, in the order in which their
     forward passes of x end; those that are not called come first."""
-    network = deepcopy(network).eval()
+    network = copy_of(network).eval()
     owners = []
     for name, module in network.named_modules():
         if list(module.parameters(recurse=False)):

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from clients.core.copies import copy_of
 from clients.models.foreign import COMPILED, SCALES, layers_of, trial_inputs, varied
 from fedapps.common.seeds import drawing
 
@@ -221,7 +221,7 @@ def can_split(network: nn.Module, place: str, shape: tuple[int, ...]) -> bool:
     trial = varied(network)
     if trial is None:
         return False
-    parted = split(deepcopy(trial), place)
+    parted = split(copy_of(trial), place)
     return agree(trial, parted, shape)
 
 
