@@ -1,5 +1,5 @@
 """Mini-batches of a single sample, on which a network that normalises features over the mini-batch
-cannot train."""
+cannot train, and single inputs, which it cannot predict."""
 
 import math
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from clients.core.client import Client
 
 OF_TORCH = "Expected more than 1 value per channel when training"  # how torch refuses one sample
+ONE_ROW = "torch.Size([1, "  # in the same message: the shape of that sample
 
 
 @contextmanager
@@ -20,6 +21,22 @@ def naming_single_samples(client: Client) -> Iterator[None]:
         if OF_TORCH not in str(error) or not leaves_one(client, client.batch_size):
             raise
         raise ValueError(advice(client, "its network")) from error
+
+
+@contextmanager
+def naming_single_inputs() -> Iterator[None]:
+    """Inside, torch's error about the prediction of a single input becomes a ValueError that says
+    what helps."""
+    try:
+        yield
+    except ValueError as error:
+        if OF_TORCH not in str(error) or ONE_ROW not in str(error):
+            raise
+        raise ValueError(
+            "the network's batch normalisation keeps no running statistics, so it cannot predict a "
+            "single input: give the client two inputs or more, or train a network without "
+            "track_running_stats=False"
+        ) from error
 
 
 def leaves_one(client: Client, batch_size: int) -> bool:
