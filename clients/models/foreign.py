@@ -202,22 +202,39 @@ def check_logits(network: nn.Module, shape: tuple[int, ...], task: str, instead:
 
 
 def warn_if_random(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Warn once of an adopted network whose outputs for the same inputs differ in evaluation
-    mode."""
+    """Warn once of an adopted network whose outputs for the same inputs differ in evaluation mode:
+    it draws random numbers, or its passes change it."""
     if _hook_of(network) is None:
         return
     x = trial_inputs(network, shape)
-    with drawing(0):
-        first = _output_for(network, x)
-        second = _output_for(network, x)
-    if first is None or second is None or torch.allclose(first, second, equal_nan=True):
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    outputs = []
+    for seed in (0, 0, 1):
+        with drawing(seed):
+            outputs.append(_output_for(network, x))
+    first, again, other = outputs
+    if first is None or again is None or other is None:
         return
-    say_once(
-        f"{type(network).__name__} gives other outputs for the same inputs in evaluation mode, so "
-        "scores and predictions are random; torch.nn.functional.dropout needs "
-        "training=self.training, which torch.nn.Dropout knows",
-        WARNING,
-    )
+    name = type(network).__name__
+    if not torch.allclose(first, again, equal_nan=True):
+        changed = []
+        for place, buffer in network.named_buffers():
+            if place in buffers and not torch.equal(buffer, buffers[place]):
+                changed.append(place)
+        which = f"its buffers {', '.join(changed):.200}" if changed else "what it keeps"
+        say_once(
+            f"each forward pass of {name} changes {which}, also in evaluation mode, so predictions "
+            "depend on those before them, and the model that a client gets predicts otherwise than "
+            "reported; change them only where self.training is true",
+            WARNING,
+        )
+    elif not torch.allclose(first, other, equal_nan=True):
+        say_once(
+            f"{name} gives other outputs for the same inputs in evaluation mode, so scores and "
+            "predictions are random; torch.nn.functional.dropout needs training=self.training, "
+            "which torch.nn.Dropout knows",
+            WARNING,
+        )
 
 
 def _output_for(network: nn.Module, x: Tensor) -> Tensor | None:

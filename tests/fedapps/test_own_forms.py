@@ -2,6 +2,7 @@
 refused by a sentence that says what to write."""
 
 import logging
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -404,6 +405,52 @@ class AlwaysDropping(nn.Linear):
 
     def forward(self, x):
         return F.dropout(super().forward(x), 0.5)
+
+
+class RunningMean(nn.Linear):
+    """Passes in evaluation change a buffer, or an attribute, that the outputs depend on."""
+
+    def __init__(self, buffer):
+        super().__init__(3, 2)
+        if buffer:
+            self.register_buffer("level", torch.zeros(2))
+        else:
+            self.level = torch.zeros(2)
+
+    def forward(self, x):
+        h = super().forward(x)
+        self.level = 0.9 * self.level + 0.1 * h.detach().mean(0)
+        return h - self.level
+
+
+class Counting(nn.Linear):
+    """Passes change a buffer, and no output."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (partial(RunningMean, True), ["RunningMean changes its buffers level, also in evaluation"]),
+        (partial(RunningMean, False), ["RunningMean changes what it keeps, also in evaluation"]),
+        (Counting, []),
+    ],
+)
+def test_a_network_that_its_passes_change_is_said(network, said, caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    trained(((X, Y), (X, Y)), network)
+    lines = [r.getMessage() for r in caplog.records if "evaluation mode" in r.getMessage()]
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert words in line
 
 
 def test_dropout_in_evaluation_is_said(caplog, monkeypatch):
