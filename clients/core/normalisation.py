@@ -19,6 +19,7 @@ NORMALISATION = (
     nn.modules.batchnorm._BatchNorm,
     nn.GroupNorm,
     nn.LayerNorm,
+    nn.RMSNorm,
     INSTANCE_NORM,
 )
 MEAN = ".running_mean"  # the end of the name of a layer's array

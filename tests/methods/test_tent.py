@@ -85,6 +85,7 @@ def test_a_served_network_normalises_by_the_statistics_of_the_inputs_it_adapted_
 LAYERS = {
     "batchnorm": lambda: (nn.BatchNorm1d(8), nn.ReLU()),
     "layernorm": lambda: (nn.LayerNorm(8), nn.ReLU()),
+    "rmsnorm": lambda: (nn.RMSNorm(8), nn.ReLU()),
     "dropout": lambda: (nn.ReLU(), nn.Dropout(0.5)),
     "none": lambda: (nn.ReLU(),),
 }
@@ -96,7 +97,7 @@ def test_which_parameters_adapt(layers, parameters):
     """Affine ones of normalisation layers where there are any, else all."""
     tent, _ = client(*LAYERS[layers](), parameters=parameters)
     whole = list(tent.model.parameters())
-    if parameters == "auto" and layers in ("batchnorm", "layernorm"):
+    if parameters == "auto" and layers in ("batchnorm", "layernorm", "rmsnorm"):
         expected = list(tent.model[1].parameters())
     else:
         expected = whole
