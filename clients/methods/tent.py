@@ -112,6 +112,7 @@ class TENTClient(Client):
             "adapt-steps": self.adapt_steps,
             "entropy": float(entropy(logits)),
         }
+        optimizer.zero_grad()
         self.model.load_state_dict(received)
         set_training(self.model, False)
         return logits

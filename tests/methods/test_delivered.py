@@ -73,6 +73,7 @@ def test_the_delivered_network_predicts_what_is_reported(kind, network, megabyte
     torch.testing.assert_close(delivered(X), logits, rtol=1e-4, atol=1e-5)
     assert client.adaptation_metrics["entropy"] == pytest.approx(float(entropy(logits)), rel=1e-4)
     assert not any(flags(client.model)) and not any(flags(delivered))
+    assert all(parameter.grad is None for parameter in client.model.parameters())
     torch.testing.assert_close(dict(client.model.state_dict()), dict(before), rtol=0, atol=0)
 
 
