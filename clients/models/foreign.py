@@ -1,7 +1,7 @@
 """Networks from outside the package: what they take and return is found by trial, before a run."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -281,6 +281,16 @@ class _Whole(_Hook):
         return (x.long(), *others)
 
 
+class _Copied(_Hook):
+    """A forward pre-hook: the network gets a copy of its inputs, which it may change."""
+
+    def __call__(self, network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.off:
+            return inputs
+        x, *others = inputs
+        return (x.clone(), *others)
+
+
 class _Parts(_Hook):
     """A forward pre-hook: x is unpacked into the input tensors that it holds."""
 
@@ -385,6 +395,12 @@ def adopted(
     training = network.training
     logits = _tried(network.eval(), name, shape, parts)
     network.train(training)
+    if changes_inputs(network, shape):
+        network.register_forward_pre_hook(_Copied(), prepend=True)
+        say_once(
+            f"{type(network).__name__} changes its inputs in place; it gets a copy of them in each "
+            "pass"
+        )
     outputs = logits.shape[1] if logits.ndim == 2 and len(logits) == 2 else 0
     has_one = outputs == 1
     if has_one and (task == CLASSES or (num_outputs or 0) > 1):
@@ -404,6 +420,22 @@ def adopted(
             f"{name!r} gives {tuple(logits.shape)} for 2 inputs, not logits (2, {wanted})"
         )
     return network, outputs
+
+
+def changes_inputs(network: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the network changes its inputs in place, in training or in evaluation mode. Methods
+    that run several passes of the same inputs would see other ones each time."""
+    trial = varied(network)
+    if trial is None:
+        return False
+    for training in (False, True):
+        x = trial_inputs(trial, shape)
+        version = x._version  # torch counts the changes of a tensor
+        with suppress(Exception), torch.no_grad(), drawing(1):  # whatever code from outside raises
+            trial.train(training)(x)
+        if x._version != version:
+            return True
+    return False
 
 
 def check_types(network: nn.Module) -> None:

@@ -27,6 +27,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 import fedapps
+from clients.models.foreign import adopted
 from fedapps.common import once
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.own_data import share_of
@@ -405,6 +406,48 @@ class AlwaysDropping(nn.Linear):
 
     def forward(self, x):
         return F.dropout(super().forward(x), 0.5)
+
+
+class Centred(nn.Linear):
+    """Changes its inputs in place, `always` or in training alone."""
+
+    def __init__(self, always):
+        super().__init__(3, 2)
+        self.always = always
+
+    def forward(self, x):
+        if self.training or self.always:
+            x -= 0.5
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_network_that_changes_its_inputs_gets_copies(always, caplog, monkeypatch):
+    """Its predictions for the same inputs stay equal, and the inputs as they were."""
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    network, _ = adopted(Centred(always), "mine", (3,), 2)
+    assert "Centred changes its inputs in place; it gets a copy" in caplog.text
+    network.eval()
+    x = X.clone()
+    with torch.no_grad():
+        first = network(x)
+        assert torch.equal(network.train()(x), network(x))
+        assert torch.equal(network.eval()(x), first)
+    assert torch.equal(x, X)
+
+
+def test_other_networks_get_their_inputs_themselves():
+    """Without the time that a copy takes, and without a draw of the trial."""
+    seen = []
+    network = nn.Sequential(nn.Dropout(0.5), linear())
+    network[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    adopted(network, "mine", (3,), 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    network(X)
+    assert seen[-1] is X
 
 
 class RunningMean(nn.Linear):
