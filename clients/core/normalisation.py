@@ -103,13 +103,20 @@ class NormCalls:
         `num_parts` parts, each with batch statistics.
 
         It does not where the statistics are means: over several parts, over the calls of a layer
-        in a pass, and over the inputs in instance normalisation."""
+        in a pass, and over the inputs in instance normalisation. It need not where layers hold the
+        same statistics, and for a layer with a forward pass of its own."""
         if self.layers and num_parts > 1:
             return False
         passes = self.calls[self.model]
+        holders: set[int] = set()
         for layer in self.layers:
             if self.calls[layer] > passes or isinstance(layer, INSTANCE_NORM):
                 return False
+            if not type(layer).forward.__module__.startswith("torch."):
+                return False
+            if id(layer.running_mean) in holders:
+                return False
+            holders.add(id(layer.running_mean))
         return True
 
 

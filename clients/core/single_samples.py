@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clients.core.client import Client
+from clients.core.normalisation import untracked_norms
 
 OF_TORCH = "Expected more than 1 value per channel when training"  # how torch refuses one sample
-ONE_ROW = "torch.Size([1, "  # in the same message: the shape of that sample
 
 
 @contextmanager
@@ -24,18 +24,19 @@ def naming_single_samples(client: Client) -> Iterator[None]:
 
 
 @contextmanager
-def naming_single_inputs() -> Iterator[None]:
+def naming_single_inputs(client: Client) -> Iterator[None]:
     """Inside, torch's error about the prediction of a single input becomes a ValueError that says
-    what helps."""
+    what helps, if the client's network is the cause."""
     try:
         yield
     except ValueError as error:
-        if OF_TORCH not in str(error) or ONE_ROW not in str(error):
+        layers = untracked_norms(client.model)
+        if OF_TORCH not in str(error) or not layers:
             raise
         raise ValueError(
-            "the network's batch normalisation keeps no running statistics, so it cannot predict a "
-            "single input: give the client two inputs or more, or train a network without "
-            "track_running_stats=False"
+            f"batch normalisation in {', '.join(layers):.200} keeps no running statistics, so the "
+            "network cannot predict a single input: give the client two inputs or more, or train a "
+            "network without track_running_stats=False"
         ) from error
 
 

@@ -36,6 +36,7 @@ from clients.methods._batchwise import (
     HoldingOut,
     batch_norms,
     before_norms,
+    check_own_statistics,
     moments,
 )
 from fedapps.common.settings import RATE, setting
@@ -120,7 +121,9 @@ class ATPClient(BatchwiseClient, HoldingOut):
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
-        """The network with the buffer `adaptation_rates`, zeros."""
+        """The network with the buffer `adaptation_rates`, zeros. Raises ValueError if two layers
+        hold the same statistics."""
+        check_own_statistics("atp", model)
         model.register_buffer(RATES, torch.zeros(len(adaptable(model))))
         return model
 

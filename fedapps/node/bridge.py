@@ -122,7 +122,7 @@ def _evaluate(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[st
     """The record of a reply to ``evaluate``: sample count, loss and metrics. Without a labeled
     sample there is no loss."""
     started = time.monotonic()
-    with naming_single_inputs():
+    with naming_single_inputs(client):
         loss, num_examples, metrics = client.score(arrays, config)
     metrics[SECONDS] = time.monotonic() - started
     scores: dict[str, float] = {NUM_EXAMPLES: num_examples}

@@ -342,7 +342,7 @@ def result_of(
 ) -> PersonalizationResult:
     """What a client with these inputs has after the server's message of `arrays` and
     `message_config`. `config` is the run's configuration."""
-    with naming_single_inputs():
+    with naming_single_inputs(client):
         network, logits = client.serve(arrays, message_config)
     stream = None
     if client.supports_streaming and client.share.novel:
@@ -358,9 +358,10 @@ def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult
     the adapted network gives no numbers."""
     if not inputs.share.novel:
         raise ValueError("this is a training client's folder; only novel clients go on")
-    with torch_defaults(), naming_single_inputs():
+    with torch_defaults():
         client = stream.client(card, inputs.share)
-        network, logits = client.serve(stream.sent, stream.message)
+        with naming_single_inputs(client):
+            network, logits = client.serve(stream.sent, stream.message)
     if logits.isnan().any():
         raise ValueError("after this update the model would predict NaN; it stays as it was")
     metrics = dict(client.adaptation_metrics)

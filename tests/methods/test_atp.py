@@ -189,6 +189,14 @@ def test_rates_are_learnt_by_the_network_as_it_is(norm):
     assert with_statistics == any("running" in name for name in adaptable(model))
 
 
+def test_layers_with_the_same_statistics_are_refused():
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    second.running_mean = first.running_mean
+    model = nn.Sequential(first, second, nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"atp adapts the running statistics .* '0' and '1'"):
+        ATPClient.build(model, None)
+
+
 def test_the_statistics_of_a_layer_are_means_over_its_calls():
     """1 and 3 (mean 2, variance 2), then 1 and 3 at running 0 and 4: ½ and 1½ (1 and ½)."""
     norm = nn.BatchNorm1d(1, affine=False, eps=1e-12)

@@ -39,11 +39,32 @@ class Network(nn.Module):
         return self.head(torch.relu(h).flatten(1))
 
 
+class Halves(nn.BatchNorm2d):
+    """Each half of a mini-batch is normalised by itself, as on two machines."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        return torch.cat([super(Halves, self).forward(half) for half in x.chunk(2)])
+
+
+def with_common_statistics():
+    """Two layers with the same buffers."""
+    network = Network(nn.BatchNorm2d(4))
+    other = nn.BatchNorm2d(4)
+    other.running_mean = network.norm.running_mean
+    other.running_var = network.norm.running_var
+    network.second = nn.Sequential(network.second, other)
+    return network
+
+
 NETWORKS = {
     "once": lambda: Network(nn.BatchNorm2d(4)),
     "twice": lambda: Network(nn.BatchNorm2d(4), 2),
     "instances": lambda: Network(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
     "no statistics": lambda: Network(nn.InstanceNorm2d(4, affine=True)),
+    "halves": lambda: Network(Halves(4)),
+    "common statistics": with_common_statistics,
     "group": lambda: Network(nn.GroupNorm(2, 4), 2),
 }
 

@@ -300,7 +300,7 @@ def test_a_single_input_needs_running_statistics(method, tmp_path, monkeypatch):
     _, samples = novel()
     x = samples.x[samples.index]
     assert loaded.personalize(x[:2]).report["samples"] == 2
-    message = "keeps no running statistics, so it cannot predict a single input: give the client"
+    message = "norm keeps no running statistics, so the network cannot predict a single input: give"
     with pytest.raises(ValueError, match=message):
         loaded.personalize(x[:1])
     builder = Builder(config, method, loaded.card.info())
