@@ -27,7 +27,7 @@ from clients.core.single_samples import advice as of_single_samples
 from clients.core.single_samples import leaves_one
 from clients.core.unknown_tokens import advice as of_tokens
 from clients.models import build_model, sized
-from clients.models.foreign import check_logits, warn_if_random
+from clients.models.foreign import check_gradients, check_logits, warn_if_random
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.seeds import drawing
@@ -160,6 +160,8 @@ def check_chosen(network: nn.Module, method: str, info: Info, values: Mapping[st
             )
         client = METHODS[name].client
         client.check_serves(info.task)
+        if client.adapts_by_gradients:
+            check_gradients(network, name, tuple(info.shape))
         try:
             built = client.build_network(network, info)
         except ValueError as error:
@@ -262,6 +264,8 @@ def network_around(
     """The method's network around `base`, by the method's settings `values`; `known_heads`: see
     `headed`."""
     client = METHODS[method].client
+    if client.adapts_by_gradients:
+        check_gradients(base, method, tuple(info.shape))
     if client.uses_head(values):
         place = str(values.get("head", ""))
         base = headed(

@@ -153,6 +153,8 @@ class Client(Configured, NumPyClient):
     also_scores_global_model = False
     # `predict` itself splits inputs into batches of `novel_batch`.
     batchwise = False
+    # A prediction computes gradients of the network in evaluation mode.
+    adapts_by_gradients = False
     # An `update` continues from the previous one. A method in which a setting decides this has a
     # property of this name.
     supports_streaming = False

@@ -110,6 +110,7 @@ class ATPClient(BatchwiseClient, HoldingOut):
     the networks that are adapted to this batch and to the previous ones."""
 
     tasks = CLASS_PROBABILITIES
+    adapts_by_gradients = True
     offers = ("adaptation-rates",)
     needs_state = StateUse.TRAINING
     rates = ("lr", "rates_lr")

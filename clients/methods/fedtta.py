@@ -192,6 +192,7 @@ class FedTTAClient(Adapting, Client):
         "mu": ForTasks(CLASS_PROBABILITIES, 0.0),
         "max_steps": ForTasks(CLASS_PROBABILITIES, 1),
     }
+    adapts_by_gradients = True
     offers = ("adaptation",)
     rates = ("lr", "inner_lr", "adapt_lr")
     model: Adaptable  # by `build`

@@ -117,6 +117,7 @@ class MEMOClient(Client):
     `adapt_lr` is η, `crop_share` the largest shift of a crop as a share of the side."""
 
     tasks: tuple[str, ...] = CLASS_PROBABILITIES
+    adapts_by_gradients = True
     rates: tuple[str, ...] = ("lr", "adapt_lr")
 
     views_round = -1  # of `views_seed`

@@ -37,6 +37,7 @@ class TENTClient(Client):
     The weight decay is that of local SGD. A stream of inputs adapts without a reset."""
 
     tasks = CLASS_PROBABILITIES
+    adapts_by_gradients = True
     supports_streaming = True
     rates = ("lr", "adapt_lr")
 

@@ -596,6 +596,48 @@ def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, .
     return [] if output is None else [name for name in names if name not in called]
 
 
+def check_gradients(network: nn.Module, method: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError for an adopted network that computes gradients in training alone: a method
+    that adapts it by gradients, in evaluation mode, would change nothing."""
+    is_adopted = any(_hook_of(module) is not None for module in network.modules())
+    trial = varied(network) if is_adopted else None
+    if trial is None:
+        return
+    called: set[str] = set()
+
+    def note(name: str, _: Tensor) -> None:
+        called.add(name)
+
+    for name, module in trial.named_modules():
+        before_calls(module, partial(note, name))
+    trained = {name: p for name, p in trial.named_parameters() if p.requires_grad}
+    with_gradient: dict[bool, set[str]] = {}
+    for training in (True, False):
+        called.clear()  # at the end those of evaluation mode
+        reached: set[str] = set()
+        with suppress(Exception), drawing(1):  # whatever code from outside raises
+            loss = trial.train(training)(trial_inputs(trial, shape)).square().sum()
+            if loss.requires_grad:
+                gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+                for name, gradient in zip(trained, gradients, strict=True):
+                    if gradient is not None:
+                        reached.add(name)
+            with_gradient[training] = reached
+    if len(with_gradient) < 2:
+        return
+    lost = []
+    for name in sorted(with_gradient[True] - with_gradient[False]):
+        if name.rpartition(".")[0] in called:
+            lost.append(name)
+    if lost:
+        raise ValueError(
+            f"{method} adapts the network by gradients, and {type(network).__name__} computes none "
+            f"in evaluation mode for {', '.join(lost):.200}; leave torch.no_grad, "
+            "torch.set_grad_enabled or detach out of its forward pass, or choose a method without "
+            "such steps, such as t3a or bn-adapt"
+        )
+
+
 def check_trains_nothing(network: nn.Module) -> None:
     """Raise ValueError for a network that says how it is trained, as a LightningModule does: local
     training takes its outputs alone."""
