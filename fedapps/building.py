@@ -6,7 +6,6 @@ constructs a strategy; `strategy_of_run` adds what a run of this package knows o
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ import partitions
 from clients.core.arrays import Arrays, model_arrays
 from clients.core.client import Client
 from clients.core.cohort import in_cohort
+from clients.core.copies import copy_of
 from clients.core.decision.choice import CANDIDATES
 from clients.core.own_scores import load_scores
 from clients.core.protocol import FewShot, StateUse
@@ -27,7 +27,7 @@ from clients.core.single_samples import advice as of_single_samples
 from clients.core.single_samples import leaves_one
 from clients.core.unknown_tokens import advice as of_tokens
 from clients.models import build_model, sized
-from clients.models.foreign import check_logits, warn_if_random
+from clients.models.foreign import check_gradients, check_logits, warn_if_random
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.seeds import drawing
@@ -70,7 +70,7 @@ class Builder:
             self._networks[name] = method_model(method, config | {"model": name}, self._info)
         model, initial = self._networks[name]
         if in_cohort():  # clients of a cohort train at the same time
-            model = deepcopy(model)
+            model = copy_of(model)
         identity = {"client": client_id, "initial": initial, "model_name": name}
         client = self._kind(model, share, **self._settings | identity)
         client.own_scores = self._scores
@@ -160,6 +160,8 @@ def check_chosen(network: nn.Module, method: str, info: Info, values: Mapping[st
             )
         client = METHODS[name].client
         client.check_serves(info.task)
+        if client.adapts_by_gradients:
+            check_gradients(network, name, tuple(info.shape))
         try:
             built = client.build_network(network, info)
         except ValueError as error:
@@ -262,6 +264,8 @@ def network_around(
     """The method's network around `base`, by the method's settings `values`; `known_heads`: see
     `headed`."""
     client = METHODS[method].client
+    if client.adapts_by_gradients:
+        check_gradients(base, method, tuple(info.shape))
     if client.uses_head(values):
         place = str(values.get("head", ""))
         base = headed(

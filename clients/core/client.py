@@ -7,7 +7,7 @@ messages (`clients.core.protocol`)."""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
@@ -25,6 +25,7 @@ from clients.core.arrays import (
     to_tensors,
 )
 from clients.core.cohort import in_cohort, run_in_cohort
+from clients.core.copies import copy_of
 from clients.core.criterion import Criterion
 from clients.core.domain import domain_gradient
 from clients.core.draws import Draws
@@ -152,6 +153,8 @@ class Client(Configured, NumPyClient):
     also_scores_global_model = False
     # `predict` itself splits inputs into batches of `novel_batch`.
     batchwise = False
+    # A prediction computes gradients of the network in evaluation mode.
+    adapts_by_gradients = False
     # An `update` continues from the previous one. A method in which a setting decides this has a
     # property of this name.
     supports_streaming = False
@@ -423,7 +426,7 @@ class Client(Configured, NumPyClient):
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """A copy, in evaluation mode, of the network that made the last prediction, that of x."""
-        return deepcopy(self.model).eval()
+        return copy_of(self.model).eval()
 
     def parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """x in parts of at most about `pass_megabytes`, to bound memory."""

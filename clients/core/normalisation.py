@@ -1,6 +1,8 @@
 """Normalisation layers with batch statistics, and the entropy of predictions."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,11 +13,14 @@ from clients.core.arrays import Arrays
 from clients.core.layer_inputs import before_calls
 from clients.core.layout import set_training
 
+INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
+NORMS = nn.modules.batchnorm._NormBase  # batch and instance normalisation
 NORMALISATION = (
     nn.modules.batchnorm._BatchNorm,
     nn.GroupNorm,
     nn.LayerNorm,
-    nn.modules.instancenorm._InstanceNorm,
+    nn.RMSNorm,
+    INSTANCE_NORM,
 )
 MEAN = ".running_mean"  # the end of the name of a layer's array
 OF_STATISTICS = (".running_var", ".num_batches_tracked")  # a layer with running statistics has both
@@ -66,16 +71,68 @@ def batch_statistics(model: nn.Module, on: bool = True) -> nn.Module:
     return model
 
 
+class NormCalls:
+    """Counts the forward passes of a network, and the calls of its layers with running
+    statistics."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layers: list[nn.Module] = []
+        for module in normalisation(model):
+            if isinstance(module, NORMS) and module.running_mean is not None:
+                self.layers.append(module)
+        self.calls: Counter[nn.Module] = Counter()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Within the context, calls are counted."""
+        hooks = []
+        for module in {self.model, *self.layers}:
+            hooks.append(before_calls(module, partial(self._count, module)))
+        try:
+            yield
+        finally:
+            for handle in hooks:
+                handle.remove()
+
+    def _count(self, module: nn.Module, _: Tensor) -> None:
+        self.calls[module] += 1
+
+    def kept_by_statistics(self, num_parts: int) -> bool:
+        """Whether `with_statistics` keeps the predictions that the network has for inputs in
+        `num_parts` parts, each with batch statistics.
+
+        It does not where the statistics are means: over several parts, over the calls of a layer
+        in a pass, and over the inputs in instance normalisation. It need not where layers hold the
+        same statistics, and for a layer with a forward pass of its own."""
+        if self.layers and num_parts > 1:
+            return False
+        passes = self.calls[self.model]
+        holders: set[int] = set()
+        for layer in self.layers:
+            if self.calls[layer] > passes or isinstance(layer, INSTANCE_NORM):
+                return False
+            if not type(layer).forward.__module__.startswith("torch."):
+                return False
+            if id(layer.running_mean) in holders:
+                return False
+            holders.add(id(layer.running_mean))
+        return True
+
+
 def with_statistics(model: nn.Module, *parts: Tensor) -> nn.Module:
     """Put `model` into evaluation mode with the inputs' statistics as its running statistics.
 
-    The statistics are means over the parts. One input has no variance: it changes nothing."""
+    The statistics are means over the parts, and over the calls of a layer. One input has no
+    variance: it changes nothing."""
     if len(parts[0]) <= 1:
         return model.eval()
     values_per_channel: dict[Any, int] = {}  # by layer
+    momenta: dict[Any, float | None] = {}  # by layer
     hooks = []
     for module in normalisation(batch_statistics(model)):
-        if isinstance(module, nn.modules.batchnorm._NormBase):
+        if isinstance(module, NORMS):
+            momenta[module] = module.momentum
             module.reset_running_stats()
             module.momentum = None  # torch then keeps the mean over the forward passes
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -89,6 +146,8 @@ def with_statistics(model: nn.Module, *parts: Tensor) -> nn.Module:
     for norm, n in values_per_channel.items():
         if norm.running_var is not None:
             norm.running_var *= (n - 1) / n
+    for norm, momentum in momenta.items():
+        norm.momentum = momentum
     return model.eval()
 
 

@@ -1,11 +1,12 @@
 """Mini-batches of a single sample, on which a network that normalises features over the mini-batch
-cannot train."""
+cannot train, and single inputs, which it cannot predict."""
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clients.core.client import Client
+from clients.core.normalisation import untracked_norms
 
 OF_TORCH = "Expected more than 1 value per channel when training"  # how torch refuses one sample
 
@@ -20,6 +21,23 @@ def naming_single_samples(client: Client) -> Iterator[None]:
         if OF_TORCH not in str(error) or not leaves_one(client, client.batch_size):
             raise
         raise ValueError(advice(client, "its network")) from error
+
+
+@contextmanager
+def naming_single_inputs(client: Client) -> Iterator[None]:
+    """Inside, torch's error about the prediction of a single input becomes a ValueError that says
+    what helps, if the client's network is the cause."""
+    try:
+        yield
+    except ValueError as error:
+        layers = untracked_norms(client.model)
+        if OF_TORCH not in str(error) or not layers:
+            raise
+        raise ValueError(
+            f"batch normalisation in {', '.join(layers):.200} keeps no running statistics, so the "
+            "network cannot predict a single input: give the client two inputs or more, or train a "
+            "network without track_running_stats=False"
+        ) from error
 
 
 def leaves_one(client: Client, batch_size: int) -> bool:

@@ -5,7 +5,6 @@ Adam has its library's defaults and starts anew in each round. The embedding has
 rate (ours)."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
+from clients.core.copies import copy_of
 from clients.core.evaluation import by_parts
 from clients.core.protocol import FewShot, StateUse
 from clients.core.sgd import Adam, clip_gradients
@@ -109,7 +109,7 @@ class GlobalClient(Client):
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network with only the user's head."""
-        model = deepcopy(self.model).eval()
+        model = copy_of(self.model).eval()
         if model.own is None:
             model.heads = nn.ModuleList([model.heads[self.k]])
         return model

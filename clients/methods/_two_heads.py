@@ -6,7 +6,6 @@ summary of its training features; the server returns the plain mean of all summa
 has neither head nor summary: it predicts by the global model."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
+from clients.core.copies import copy_of
 from clients.core.evaluation import by_parts
 from clients.core.protocol import StateUse
 from clients.core.sgd import sgd
@@ -228,6 +228,6 @@ class TwoHeadsClient(Client):
 
     def network(self) -> nn.Module:
         """A copy of the loaded network without the summary, in evaluation mode."""
-        model = deepcopy(self.model).eval()
+        model = copy_of(self.model).eval()
         delattr(model, SUMMARY)
         return model

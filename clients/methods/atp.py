@@ -3,7 +3,8 @@
 θ_l is a parameter tensor, or a running mean or variance of batch normalisation. Each θ_l has a rate
 α_l, which may be negative. Adaptation to unlabeled inputs X: θ'_l = θ_l − α_l h_l.
 - For a parameter h_l = ∇_{θ_l} mean H(p), with the entropy H of predictions p.
-- For a statistic h_l = running − batch statistic; the variance is unbiased, and θ'_l stays ≥ 0.
+- For a statistic h_l = running − batch statistic, the mean over a layer's calls; the variance is
+  unbiased, and θ'_l stays ≥ 0.
 One forward pass of θ in evaluation mode gives all h_l. Training clients learn α on labeled samples:
 g_l = ∂CE(θ'; X, y)/∂θ'_l, α_l ← α_l + η ⟨g_l, h_l⟩ / √d_l, where θ_l has d_l entries. This gradient
 is exact, since h_l does not depend on α.
@@ -15,12 +16,13 @@ images it can diverge; the validation of training clients then shows it
 Departs from the authors' code: a layer with one value for a channel keeps its running statistics.
 Agrees with that code to 1e-5: adaptation, both predictions, learnt α (tests/test_authors.py)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from clients.core.arrays import VARIANCE, Arrays, prefixed
 from clients.core.client import Config, Metrics
@@ -32,9 +34,9 @@ from clients.methods._batchwise import (
     BatchwiseClient,
     Changes,
     HoldingOut,
-    Norm,
     batch_norms,
     before_norms,
+    check_own_statistics,
     moments,
 )
 from fedapps.common.settings import RATE, setting
@@ -61,29 +63,42 @@ def adaptable(model: nn.Module) -> dict[str, Tensor]:
     return theta
 
 
-@contextmanager
-def differentiable_norms(model: nn.Module) -> Iterator[None]:
-    """Within the context, gradients reach the running statistics of batch normalisation."""
-    norms = batch_norms(model).values()
-    for norm in norms:
-        norm.forward = partial(normalised, norm)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for norm in norms:
-            del norm.forward
+class DifferentiableStatistics(TorchFunctionMode):
+    """Within the context, gradients reach the running statistics of batch normalisation, whatever
+    kind of layer calls torch's function."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if function is F.batch_norm:
+            return batch_norm(*args, **given)
+        return function(*args, **given)
 
 
-def normalised(norm: Norm, x: Tensor) -> Tensor:
-    """(x − running mean) / √(running variance + ε), times weight, plus bias; x (n, C, …)."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    per_channel = (-1, *[1] * (x.ndim - 2))  # the shape that broadcasts over x
-    mean = norm.running_mean.view(per_channel)
-    variance = norm.running_var.view(per_channel)
-    x = (x - mean) / (variance + norm.eps).sqrt()
-    if norm.weight is None or norm.bias is None:
-        return x
-    return x * norm.weight.view(per_channel) + norm.bias.view(per_channel)
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Torch's function of this name and signature; with running statistics it is
+    (x − running mean) / √(running variance + ε), times weight, plus bias; x (n, C, …)."""
+    if training or running_mean is None or running_var is None:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    per_channel = (-1, *[1] * (input.ndim - 2))  # the shape that broadcasts over x
+    mean = running_mean.view(per_channel)
+    variance = running_var.view(per_channel)
+    x = (input - mean) / (variance + eps).sqrt()
+    if weight is not None:
+        x = x * weight.view(per_channel)
+    if bias is not None:
+        x = x + bias.view(per_channel)
+    return x
 
 
 class ATPClient(BatchwiseClient, HoldingOut):
@@ -95,6 +110,7 @@ class ATPClient(BatchwiseClient, HoldingOut):
     the networks that are adapted to this batch and to the previous ones."""
 
     tasks = CLASS_PROBABILITIES
+    adapts_by_gradients = True
     offers = ("adaptation-rates",)
     needs_state = StateUse.TRAINING
     rates = ("lr", "rates_lr")
@@ -106,7 +122,9 @@ class ATPClient(BatchwiseClient, HoldingOut):
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, /) -> nn.Module:
-        """The network with the buffer `adaptation_rates`, zeros."""
+        """The network with the buffer `adaptation_rates`, zeros. Raises ValueError if two layers
+        hold the same statistics."""
+        check_own_statistics("atp", model)
         model.register_buffer(RATES, torch.zeros(len(adaptable(model))))
         return model
 
@@ -136,7 +154,7 @@ class ATPClient(BatchwiseClient, HoldingOut):
         """One step of α on a labeled batch; returns the loss of the adapted network."""
         h = self.directions(x)
         theta = {name: t.requires_grad_() for name, t in self.adapted_by(h).items()}
-        with differentiable_norms(self.model):
+        with DifferentiableStatistics():
             loss = self.criterion(functional_call(self.model, theta, (x,)), y)
         g = torch.autograd.grad(loss, list(theta.values()), materialize_grads=True)
         steps = []
@@ -158,12 +176,15 @@ class ATPClient(BatchwiseClient, HoldingOut):
     def _directions_of_part(self, x: Tensor) -> dict[str, Tensor]:
         theta = adaptable(self.model.eval())
         h = {name: torch.zeros_like(t) for name, t in theta.items()}
+        calls: Counter[str] = Counter()
 
         def compare_statistics(layer: str, norm: nn.Module, values: Tensor) -> None:
             if values.shape[1] > 1:
+                calls[layer] += 1
                 for statistic, batch in zip(STATISTICS, moments(values), strict=True):
                     name = f"{layer}.{statistic}"
-                    h[name] = theta[name] - batch
+                    difference = theta[name] - batch
+                    h[name] = h[name] + (difference - h[name]) / calls[layer]
 
         with before_norms(self.model, compare_statistics), torch.enable_grad():
             loss = entropy(self.model(x))

@@ -6,8 +6,6 @@ novel clients without labels are not served. Ours: a novel client with a few lab
 its running statistics on all its inputs, including the inputs that are scored, without labels. Its
 weights and biases start from the initial ones."""
 
-from copy import deepcopy
-
 import torch
 from torch import Tensor, nn
 
@@ -56,7 +54,5 @@ class FedBNClient(Client):
         trained, _ = self.share.train.to(self.device)[:]
         scored, _ = self.share.everything.to(self.device)[:]
         x = torch.cat([trained, scored])
-        # A copy, because `with_statistics` also changes the layers' momentum.
-        model = with_statistics(deepcopy(self.model), *self.parts(x))
-        self.model.load_state_dict(model.state_dict())
+        with_statistics(self.model, *self.parts(x))
         super().tune(config)

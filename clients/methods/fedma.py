@@ -1,6 +1,5 @@
 """FedMA client (Wang et al., ICLR 2020): trains networks that the server widens."""
 
-from copy import deepcopy
 from itertools import pairwise
 
 import torch
@@ -8,6 +7,7 @@ from torch import nn
 
 from clients.core.arrays import Arrays, group
 from clients.core.client import Client, Config, Metrics
+from clients.core.copies import copy_of
 from clients.core.sgd import train_only
 from clients.models.foreign import blank_inputs
 from clients.models.roles import roles_of
@@ -57,7 +57,7 @@ def check_chain(model: nn.Module, shape: tuple[int, ...]) -> None:
     Permutes the outputs of each layer and the inputs of the next one: the network's outputs must
     stay the same. The check ends at other kinds of layers and at sizes that do not fit, since the
     server refuses such networks."""
-    trial = deepcopy(model).eval()
+    trial = copy_of(model).eval()
     layers = {n: m for n, m in trial.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     names_in_layers: set[str] = set()
     for name, layer in layers.items():

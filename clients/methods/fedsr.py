@@ -8,13 +8,13 @@ has two further networks: with `representation` = "widened" that of MNIST, 784-2
 "widened-convolution" that of images, whose second convolution gives mean and deviation."""
 
 import math
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.core.client import Client
+from clients.core.copies import copy_of
 from clients.core.evaluation import by_parts
 from clients.core.normalisation import class_logits
 from clients.models.foreign import blank_inputs, layers_of
@@ -45,7 +45,7 @@ def widen(model: nn.Module, width: int, shape: tuple[int, ...]) -> None:
 def _widens(model: nn.Module, name: str, shape: tuple[int, ...]) -> bool:
     """Whether doubling the layer's outputs doubles the model's features."""
     with drawing(0), torch.no_grad():
-        trial = deepcopy(model).eval()
+        trial = copy_of(model).eval()
         layer = trial.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         x = blank_inputs(trial, shape)

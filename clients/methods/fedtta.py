@@ -14,8 +14,7 @@ was released, its FedTTA++ always keeps the un-adapted model (docs/results/fedtt
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,9 +22,11 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
-from clients.core.evaluation import predicted
+from clients.core.copies import copy_of
+from clients.core.evaluation import by_parts, predicted
 from clients.core.functional import functional_call
-from clients.core.normalisation import batch_statistics, entropy, with_statistics
+from clients.core.layout import set_training
+from clients.core.normalisation import NormCalls, batch_statistics, entropy, with_statistics
 from clients.methods._divergence import KL_DIRECTION, divergence
 from clients.models.adaptable import Adaptable, Adaptation
 from fedapps.common.seeds import drawing, seed_of
@@ -191,6 +192,7 @@ class FedTTAClient(Adapting, Client):
         "mu": ForTasks(CLASS_PROBABILITIES, 0.0),
         "max_steps": ForTasks(CLASS_PROBABILITIES, 1),
     }
+    adapts_by_gradients = True
     offers = ("adaptation",)
     rates = ("lr", "inner_lr", "adapt_lr")
     model: Adaptable  # by `build`
@@ -234,6 +236,7 @@ class FedTTAClient(Adapting, Client):
         self.adaptation = self.model.adaptation
         self.server: nn.Module | None = None  # f(·; ψ_server), kept where μ > 0
         self._best: Step  # of the last adaptation
+        self._entropy_before: float  # before its first step
 
     @classmethod
     def build(cls, model: nn.Module, info: Info, *, adaptation_width: int, seed: int) -> nn.Module:
@@ -252,7 +255,7 @@ class FedTTAClient(Adapting, Client):
 
     def keep_server(self) -> None:
         """Copy the base model for the proxy regularization."""
-        self.server = batch_statistics(deepcopy(self.base)) if self.mu else None
+        self.server = batch_statistics(copy_of(self.base)) if self.mu else None
 
     def tune(self, config: Config) -> None:
         """Meta-train on a novel client's few labels, as a training client does."""
@@ -289,12 +292,28 @@ class FedTTAClient(Adapting, Client):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (n, C) of the model adapted to the inputs x (n, *shape)."""
+        norm_calls = NormCalls(self.base)
+        with norm_calls.counted():
+            best = self.best_step(x)
+        set_training(self.base, False)
+        num_parts = len(self._passes(x, self.batch_size))
+        if len(x) > 1 and not norm_calls.kept_by_statistics(num_parts):
+            logits = by_parts(self.personal_model(x), self.parts(x))
+            best = replace(best, logits=logits, entropy=float(entropy(logits)))
+        self.adaptation_metrics = {"adapt-steps": best.number}
+        if self.targets.task in CLASS_PROBABILITIES:
+            self.adaptation_metrics["entropy"] = best.entropy
+            self.adaptation_metrics["entropy-before"] = self._entropy_before
+        return best.logits
+
+    def best_step(self, x: Tensor) -> Step:
+        """The step of the adaptation to x that `FedTTAClient` keeps."""
         best: Step | None = None
         worse = 0  # steps in a row without a new least entropy
         for step in self.steps(x, self.max_steps):
             if step.number == 0:  # the un-adapted model is no candidate
                 self.intermediate_logits = {"base": step.logits}
-                entropy_before = step.entropy
+                self._entropy_before = step.entropy
                 continue
             if best is None:  # step 1, with which others must agree
                 self.intermediate_logits["one-step"] = step.logits
@@ -308,11 +327,7 @@ class FedTTAClient(Adapting, Client):
                 break
         assert best is not None
         self._best = best
-        self.adaptation_metrics = {"adapt-steps": best.number}
-        if self.targets.task in CLASS_PROBABILITIES:
-            self.adaptation_metrics["entropy"] = best.entropy
-            self.adaptation_metrics["entropy-before"] = entropy_before
-        return best.logits
+        return best
 
     def agrees(self, step: Step) -> bool:
         """Whether enough predictions equal the first step's."""
@@ -322,7 +337,7 @@ class FedTTAClient(Adapting, Client):
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """f(·; ψ̃), normalised by the statistics of x."""
-        model = deepcopy(self.base)
+        model = copy_of(self.base)
         model.load_state_dict(dict(self._best.parameters), strict=False)
         return with_statistics(model, *self.parts(x))
 

@@ -15,7 +15,6 @@ It learns more slowly than FedAvg: P Pᵀ keeps k of the d dimensions of a gradi
 mini-batch is for v. A smaller k makes messages smaller and learns more slowly still:
 docs/results/unseen-digits.md."""
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
+from clients.core.copies import copy_of
 from clients.core.evaluation import by_parts
 from clients.core.functional import functional_call
 from clients.models.encoders import MeanSets
@@ -163,7 +163,7 @@ class FLowDUPClient(Client):
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The target network with the last generated weights."""
-        network = deepcopy(self.model.target).eval()
+        network = copy_of(self.model.target).eval()
         parameters: dict[str, nn.Parameter] = {}
         for name, tensor in self._theta().items():
             first = self.model.source[name]

@@ -10,13 +10,13 @@ open, hence ours: the linear layers A and B, one hidden layer in the MLP, a clas
 sample or one for all of a client's inputs, from their mean e (`granularity`)."""
 
 import math
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clients.core.client import Client
+from clients.core.copies import copy_of
 from clients.core.evaluation import by_parts
 from clients.models.head import take_head
 from fedapps.common.memory_limits import num_parts
@@ -154,7 +154,7 @@ class HyperFedZeroClient(Client):
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network that generates a head for each input or, for a client, the target network
         with the last head."""
-        network = deepcopy(self.model).eval()
+        network = copy_of(self.model).eval()
         if not network.for_client:
             return network
         with torch.no_grad():

@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config
+from clients.core.copies import copy_of
 from clients.core.functional import functional_call
 from clients.core.layout import set_training
 from clients.core.normalisation import class_logits
@@ -116,6 +117,7 @@ class MEMOClient(Client):
     `adapt_lr` is η, `crop_share` the largest shift of a crop as a share of the side."""
 
     tasks: tuple[str, ...] = CLASS_PROBABILITIES
+    adapts_by_gradients = True
     rates: tuple[str, ...] = ("lr", "adapt_lr")
 
     views_round = -1  # of `views_seed`
@@ -172,9 +174,13 @@ class MEMOClient(Client):
 
 
 def check_takes_one(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if the network cannot predict a single image of this shape (c, h, w)."""
+    """Raise ValueError if the network cannot predict a single image of this shape (c, h, w), or
+    cannot adapt to it."""
     image = trial_inputs(model, shape)[:1]
     set_training(model, False)
+    trial = copy_of(model)
+    settings = {"adapt_lr": 0.0, "adapt_steps": 1, "views": 2, "crop_share": 0.0, "flips": False}
+    adapting = MEMONetwork(trial, 0, settings | {"pass_megabytes": 1.0})
     try:
         with torch.no_grad():
             model(image)
@@ -186,3 +192,12 @@ def check_takes_one(model: nn.Module, shape: tuple[int, ...]) -> None:
         ) from error
     finally:
         set_training(model, True)
+    try:
+        with torch.no_grad():
+            adapting(image)
+    except Exception as error:  # whatever code from outside raises
+        raise ValueError(
+            "memo and fedthe+ adapt the network by torch.func.grad, and the network does not allow "
+            "it; let its forward pass change no buffer in evaluation mode and call what torch.func "
+            f"takes, or take tent: {error_line(error)}"
+        ) from error

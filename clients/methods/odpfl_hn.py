@@ -9,7 +9,6 @@ the noise is that of the analytic mechanism (Balle and Wang, ICML 2018)."""
 
 import hashlib
 import math
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, to_numpy, to_tensors
 from clients.core.client import Client, Config, Metrics
+from clients.core.copies import copy_of
 from clients.core.privacy import DP_GENERATOR, generator, noised
 from clients.core.protocol import StateUse, round_of
 from clients.core.sgd import SGD, clip_gradients, train_only
@@ -150,7 +150,7 @@ class ODPFLHNClient(Client):
 
     def personal_model(self, x: Tensor) -> nn.Module:
         """The generated network, without the encoder."""
-        return deepcopy(self.target).eval()
+        return copy_of(self.target).eval()
 
     # The three exchanges
 

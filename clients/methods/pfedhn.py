@@ -10,7 +10,6 @@ momentum is cleared in each round, its gradient is clipped together with the net
 classifiers start from the same weights. There the momentum persists, and the classifier is not
 clipped."""
 
-from copy import deepcopy
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays
 from clients.core.client import Client, Config, Metrics
+from clients.core.copies import copy_of
 from clients.core.protocol import FewShot, StateUse
 from clients.models.head import head_of
 from fedapps.common.settings import ROUNDS, setting
@@ -95,7 +95,7 @@ class PFedHNPCClient(PFedHNClient):
         own = trained_classes(share) if options.get("local_classes", self.local_classes) else None
         if own is not None and len(own):
             self.classes = own
-            model = deepcopy(model)  # clients of a process share one network
+            model = copy_of(model)  # clients of a process share one network
             model.head = nn.Linear(head.in_features, len(self.classes), bias=head.bias is not None)
             initial = dict(options.get("initial") or {})
             for name, array in initial.items():

@@ -6,7 +6,9 @@ inputs, as in the paper; dropout is off.
 
 Departs from the paper: all of a client's inputs are one batch, and the model predicts them after
 the last step. Many inputs are split into parts of `pass-megabytes`. A step then follows the mean
-gradient, and normalisation layers use the statistics of each part."""
+gradient, and normalisation layers use the statistics of each part. The delivered network has the
+means of its layers' statistics, over parts and over the calls of a layer, and gives the
+predictions."""
 
 import math
 from typing import Any
@@ -15,7 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from clients.core.client import Client
+from clients.core.evaluation import by_parts
+from clients.core.layout import set_training
 from clients.core.normalisation import (
+    NormCalls,
     batch_statistics,
     entropy,
     normalisation,
@@ -32,6 +37,7 @@ class TENTClient(Client):
     The weight decay is that of local SGD. A stream of inputs adapts without a reset."""
 
     tasks = CLASS_PROBABILITIES
+    adapts_by_gradients = True
     supports_streaming = True
     rates = ("lr", "adapt_lr")
 
@@ -92,18 +98,24 @@ class TENTClient(Client):
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
-        logits = Client.predict(self, x)
+        norm_calls = NormCalls(self.model)
+        with norm_calls.counted():
+            logits = Client.predict(self, x)
         self._adapted_weights = self._copied_weights()
         adapted_ids = {id(parameter) for parameter in adapted}
         self.stream = {}
         for name, parameter in self.model.named_parameters():
             if id(parameter) in adapted_ids:
                 self.stream[name] = self._adapted_weights[name]
+        if len(x) > 1 and not norm_calls.kept_by_statistics(len(parts)):
+            logits = by_parts(self.personal_model(x), parts)
         self.adaptation_metrics = {
             "adapt-steps": self.adapt_steps,
             "entropy": float(entropy(logits)),
         }
+        optimizer.zero_grad()
         self.model.load_state_dict(received)
+        set_training(self.model, False)
         return logits
 
     def _copied_weights(self) -> dict[str, Tensor]:

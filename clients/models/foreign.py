@@ -1,8 +1,7 @@
 """Networks from outside the package: what they take and return is found by trial, before a run."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.core.copies import copy_of
 from clients.core.layer_inputs import before_calls
 from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
@@ -57,7 +57,7 @@ def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0)
 def varied(network: nn.Module) -> nn.Module | None:
     """A copy with noise on its parameters; None if it cannot be copied."""
     try:
-        copy = deepcopy(network)
+        copy = copy_of(network)
     except (RuntimeError, TypeError):
         return None
     with drawing(0), torch.no_grad():
@@ -202,22 +202,39 @@ def check_logits(network: nn.Module, shape: tuple[int, ...], task: str, instead:
 
 
 def warn_if_random(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Warn once of an adopted network whose outputs for the same inputs differ in evaluation
-    mode."""
+    """Warn once of an adopted network whose outputs for the same inputs differ in evaluation mode:
+    it draws random numbers, or its passes change it."""
     if _hook_of(network) is None:
         return
     x = trial_inputs(network, shape)
-    with drawing(0):
-        first = _output_for(network, x)
-        second = _output_for(network, x)
-    if first is None or second is None or torch.allclose(first, second, equal_nan=True):
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    outputs = []
+    for seed in (0, 0, 1):
+        with drawing(seed):
+            outputs.append(_output_for(network, x))
+    first, again, other = outputs
+    if first is None or again is None or other is None:
         return
-    say_once(
-        f"{type(network).__name__} gives other outputs for the same inputs in evaluation mode, so "
-        "scores and predictions are random; torch.nn.functional.dropout needs "
-        "training=self.training, which torch.nn.Dropout knows",
-        WARNING,
-    )
+    name = type(network).__name__
+    if not torch.allclose(first, again, equal_nan=True):
+        changed = []
+        for place, buffer in network.named_buffers():
+            if place in buffers and not torch.equal(buffer, buffers[place]):
+                changed.append(place)
+        which = f"its buffers {', '.join(changed):.200}" if changed else "what it keeps"
+        say_once(
+            f"each forward pass of {name} changes {which}, also in evaluation mode, so predictions "
+            "depend on those before them, and the model that a client gets predicts otherwise than "
+            "reported; change them only where self.training is true",
+            WARNING,
+        )
+    elif not torch.allclose(first, other, equal_nan=True):
+        say_once(
+            f"{name} gives other outputs for the same inputs in evaluation mode, so scores and "
+            "predictions are random; torch.nn.functional.dropout needs training=self.training, "
+            "which torch.nn.Dropout knows",
+            WARNING,
+        )
 
 
 def _output_for(network: nn.Module, x: Tensor) -> Tensor | None:
@@ -262,6 +279,16 @@ class _Whole(_Hook):
             return inputs
         x, *others = inputs
         return (x.long(), *others)
+
+
+class _Copied(_Hook):
+    """A forward pre-hook: the network gets a copy of its inputs, which it may change."""
+
+    def __call__(self, network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.off:
+            return inputs
+        x, *others = inputs
+        return (x.clone(), *others)
 
 
 class _Parts(_Hook):
@@ -368,6 +395,12 @@ def adopted(
     training = network.training
     logits = _tried(network.eval(), name, shape, parts)
     network.train(training)
+    if changes_inputs(network, shape):
+        network.register_forward_pre_hook(_Copied(), prepend=True)
+        say_once(
+            f"{type(network).__name__} changes its inputs in place; it gets a copy of them in each "
+            "pass"
+        )
     outputs = logits.shape[1] if logits.ndim == 2 and len(logits) == 2 else 0
     has_one = outputs == 1
     if has_one and (task == CLASSES or (num_outputs or 0) > 1):
@@ -387,6 +420,22 @@ def adopted(
             f"{name!r} gives {tuple(logits.shape)} for 2 inputs, not logits (2, {wanted})"
         )
     return network, outputs
+
+
+def changes_inputs(network: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the network changes its inputs in place, in training or in evaluation mode. Methods
+    that run several passes of the same inputs would see other ones each time."""
+    trial = varied(network)
+    if trial is None:
+        return False
+    for training in (False, True):
+        x = trial_inputs(trial, shape)
+        version = x._version  # torch counts the changes of a tensor
+        with suppress(Exception), torch.no_grad(), drawing(1):  # whatever code from outside raises
+            trial.train(training)(x)
+        if x._version != version:
+            return True
+    return False
 
 
 def check_types(network: nn.Module) -> None:
@@ -508,7 +557,7 @@ def _tried_parts(network: nn.Module, name: str, x: Tensor, parts: Sequence[Part]
 def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     """The names of the modules that have parameters of their own, in the order in which their
     forward passes of x end; those that are not called come first."""
-    network = deepcopy(network).eval()
+    network = copy_of(network).eval()
     owners = []
     for name, module in network.named_modules():
         if list(module.parameters(recurse=False)):
@@ -545,6 +594,48 @@ def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, .
         for handle in handles:
             handle.remove()
     return [] if output is None else [name for name in names if name not in called]
+
+
+def check_gradients(network: nn.Module, method: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError for an adopted network that computes gradients in training alone: a method
+    that adapts it by gradients, in evaluation mode, would change nothing."""
+    is_adopted = any(_hook_of(module) is not None for module in network.modules())
+    trial = varied(network) if is_adopted else None
+    if trial is None:
+        return
+    called: set[str] = set()
+
+    def note(name: str, _: Tensor) -> None:
+        called.add(name)
+
+    for name, module in trial.named_modules():
+        before_calls(module, partial(note, name))
+    trained = {name: p for name, p in trial.named_parameters() if p.requires_grad}
+    with_gradient: dict[bool, set[str]] = {}
+    for training in (True, False):
+        called.clear()  # at the end those of evaluation mode
+        reached: set[str] = set()
+        with suppress(Exception), drawing(1):  # whatever code from outside raises
+            loss = trial.train(training)(trial_inputs(trial, shape)).square().sum()
+            if loss.requires_grad:
+                gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+                for name, gradient in zip(trained, gradients, strict=True):
+                    if gradient is not None:
+                        reached.add(name)
+            with_gradient[training] = reached
+    if len(with_gradient) < 2:
+        return
+    lost = []
+    for name in sorted(with_gradient[True] - with_gradient[False]):
+        if name.rpartition(".")[0] in called:
+            lost.append(name)
+    if lost:
+        raise ValueError(
+            f"{method} adapts the network by gradients, and {type(network).__name__} computes none "
+            f"in evaluation mode for {', '.join(lost):.200}; leave torch.no_grad, "
+            "torch.set_grad_enabled or detach out of its forward pass, or choose a method without "
+            "such steps, such as t3a or bn-adapt"
+        )
 
 
 def check_trains_nothing(network: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from functools import partial
 from itertools import product
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clients.core.copies import copy_of
 from clients.core.layer_inputs import before_calls
 from clients.models.foreign import COMPILED, SCALES, layers_of, trial_inputs, varied
 from fedapps.common.seeds import drawing
@@ -258,7 +258,7 @@ def can_split(network: nn.Module, place: str, shape: tuple[int, ...]) -> bool:
     trial = varied(network)
     if trial is None:
         return False
-    parted = split(deepcopy(trial), place)
+    parted = split(copy_of(trial), place)
     return agree(trial, parted, shape)
 
 

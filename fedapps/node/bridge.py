@@ -30,7 +30,7 @@ from clients.core.protocol import (
     START_ERROR,
     Metrics,
 )
-from clients.core.single_samples import naming_single_samples
+from clients.core.single_samples import naming_single_inputs, naming_single_samples
 from clients.core.unknown_tokens import naming_tokens
 from fedapps.common.errors import brief, printable
 from fedapps.files import locked, write_arrays
@@ -122,7 +122,8 @@ def _evaluate(client: Client, arrays: Arrays, config: dict[str, Any]) -> dict[st
     """The record of a reply to ``evaluate``: sample count, loss and metrics. Without a labeled
     sample there is no loss."""
     started = time.monotonic()
-    loss, num_examples, metrics = client.score(arrays, config)
+    with naming_single_inputs(client):
+        loss, num_examples, metrics = client.score(arrays, config)
     metrics[SECONDS] = time.monotonic() - started
     scores: dict[str, float] = {NUM_EXAMPLES: num_examples}
     if num_examples:

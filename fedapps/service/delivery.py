@@ -17,6 +17,7 @@ from clients.core.arrays import Arrays, load_into_model, model_arrays
 from clients.core.client import Client
 from clients.core.evaluation import Choice, further_scores, main_of, predicted
 from clients.core.normalisation import entropy
+from clients.core.single_samples import naming_single_inputs
 from fedapps.common import external_code
 from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES, Targets
 from fedapps.common.torch_defaults import torch_defaults
@@ -341,7 +342,8 @@ def result_of(
 ) -> PersonalizationResult:
     """What a client with these inputs has after the server's message of `arrays` and
     `message_config`. `config` is the run's configuration."""
-    network, logits = client.serve(arrays, message_config)
+    with naming_single_inputs(client):
+        network, logits = client.serve(arrays, message_config)
     stream = None
     if client.supports_streaming and client.share.novel:
         stream = Stream.begun(client, config, message_config, arrays, inputs.digest())
@@ -358,7 +360,8 @@ def updated(card: Card, stream: Stream, inputs: Inputs) -> PersonalizationResult
         raise ValueError("this is a training client's folder; only novel clients go on")
     with torch_defaults():
         client = stream.client(card, inputs.share)
-        network, logits = client.serve(stream.sent, stream.message)
+        with naming_single_inputs(client):
+            network, logits = client.serve(stream.sent, stream.message)
     if logits.isnan().any():
         raise ValueError("after this update the model would predict NaN; it stays as it was")
     metrics = dict(client.adaptation_metrics)

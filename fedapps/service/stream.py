@@ -1,15 +1,17 @@
 """What a served client goes on from when further inputs arrive."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
-from clients.core.arrays import Arrays, to_numpy, to_tensors
+from clients.core.arrays import Arrays, as_known_type, to_numpy, to_tensors
 from clients.core.client import Client
 from fedapps.building import Builder
 from fedapps.common.external_code import Value
@@ -22,13 +24,16 @@ from fedapps.settings.config import Config, accepted, check_method, defaults, ov
 from partitions.shares import Share
 
 FILE = "stream.safetensors"
+_TYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)}
 CLIENT = 0  # id of every novel client in its random draws: equal data give equal predictions
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 class Stream:
     """The settings of a client and its network, the server's message (numbers, and arrays `sent`),
-    what the updates so far have `left`, their number, and the digest of the first inputs."""
+    what the updates so far have `left`, their number, and the digest of the first inputs.
+
+    `types` names the types of the tensors left whose type numpy lacks, such as bfloat16."""
 
     config: dict[str, Value]
     message: dict[str, bool | int | float]
@@ -36,6 +41,7 @@ class Stream:
     left: dict[str, np.ndarray]
     data: str
     updates: Count = 0
+    types: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def begun(
@@ -53,11 +59,13 @@ class Stream:
             if section == model or is_read:
                 kept[key] = value
         numbers = {key: v for key, v in message.items() if isinstance(v, int | float)}
-        return cls(kept, numbers, sent, to_numpy(client.stream), data)
+        return cls(kept, numbers, sent, to_numpy(client.stream), data, types=_types(client.stream))
 
     def after(self, client: Client) -> Self:
         """That after one more update of the client."""
-        return replace(self, left=to_numpy(client.stream), updates=self.updates + 1)
+        left = to_numpy(client.stream)
+        types = _types(client.stream)
+        return replace(self, left=left, updates=self.updates + 1, types=types)
 
     def client(self, card: Card, share: Share) -> Client:
         """The client, which now holds further inputs."""
@@ -65,6 +73,8 @@ class Stream:
         builder = Builder(config, check_method(card.method), card.info())
         client = builder.client(share, CLIENT)
         client.stream = to_tensors(self.left, client.device)
+        for name, type_name in self.types.items():
+            client.stream[name] = client.stream[name].to(_TYPES[type_name])
         return client
 
     def content(self) -> bytes:
@@ -78,6 +88,15 @@ class Stream:
             return cls(**parse_state(data))
         except ValidationError as error:
             raise ValueError(f"{file} is damaged: {mismatch(error)}") from error
+
+
+def _types(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The names of the types that numpy lacks."""
+    types = {}
+    for name, tensor in tensors.items():
+        if as_known_type(tensor).dtype != tensor.dtype:
+            types[name] = str(tensor.dtype)
+    return types
 
 
 def cannot_go_on(method: str, folder: Path | None = None) -> ValueError:

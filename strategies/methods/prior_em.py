@@ -43,7 +43,8 @@ class PriorEM(FedAvg):
         if self.requires is not None and HEAD_WEIGHT not in arrays:
             raise ValueError(
                 f"{self.requires.method} counts the classes by {HEAD_WEIGHT!r}, which the clients "
-                f"do not send; leave the head's weights unfrozen, and use `{self.requires.usage}`"
+                "do not send; leave the head's weights unfrozen and without weight norm or another "
+                f"parametrization, and use `{self.requires.usage}`"
             )
         return arrays
 

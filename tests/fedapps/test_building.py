@@ -1,25 +1,74 @@
 """Clients of one process: what is kept between their messages, and what is not."""
 
 import json
+import re
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from small_runs import SMALL
+from torch import nn
 
 from clients.core.arrays import from_record, to_record
+from clients.models.foreign import adopted
 from fedapps.building import (
+    check_chosen,
     client_settings,
     held_out_note,
     method_caveats,
+    network_around,
     replaced_settings,
     size_note,
 )
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.context import SIMULATED, SIMULATION
-from fedapps.settings.config import completed, defaults
+from fedapps.settings.config import completed, defaults, settings
+from partitions.datasets.loading import Info
+
+
+class InTrainingAlone(nn.Module):
+    """Its body has gradients in training alone; `aside` is called in training alone."""
+
+    def __init__(self, allowed):
+        super().__init__()
+        self.body = nn.Linear(64, 8)
+        self.aside = nn.Linear(8, 3)
+        self.out = nn.Linear(8, 3)
+        self.allowed = allowed
+
+    def forward(self, x):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.training or self.allowed)):
+            h = self.body(x.flatten(1)).relu()
+        return (self.out(h) + self.aside(h)) if self.training else self.out(h)
+
+
+@pytest.mark.parametrize(
+    "method", ["tent", "shot", "memo", "atp", "fedtta", "fedthe+", "heterotent", "heterofedtta"]
+)
+def test_a_network_must_have_gradients_where_a_method_adapts_it_by_them(method):
+    """Some failed after all rounds, others predicted without a word as if they had not adapted."""
+    info = Info("mine", (1, 8, 8), 3, "")
+    values = settings(defaults(), method)
+
+    def built(allowed):
+        base = adopted(InTrainingAlone(allowed), "mine", info.shape, 3)[0]
+        return network_around(base, method, info, values)
+
+    words = rf"{re.escape(method)} adapts .* in evaluation mode for body\.bias, body\.weight; leave"
+    with pytest.raises(ValueError, match=words):
+        built(False)
+    if method in ("tent", "atp", "fedtta"):  # others need a head, which only `out` cannot be
+        built(True)
+
+
+def test_a_method_that_auto_chooses_is_asked_for_gradients_too():
+    info = Info("mine", (1, 8, 8), 3, "")
+    base = adopted(InTrainingAlone(False), "mine", info.shape, 3)[0]
+    with pytest.raises(ValueError, match=r"^tent adapts the network by gradients"):
+        check_chosen(base, "auto", info, {"candidates": "tent"})
 
 
 def client(config, number, method="fedavg", **node):

@@ -2,6 +2,7 @@
 refused by a sentence that says what to write."""
 
 import logging
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 import fedapps
+from clients.models.foreign import adopted
 from fedapps.common import once
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.node.own_data import share_of
@@ -404,6 +406,94 @@ class AlwaysDropping(nn.Linear):
 
     def forward(self, x):
         return F.dropout(super().forward(x), 0.5)
+
+
+class Centred(nn.Linear):
+    """Changes its inputs in place, `always` or in training alone."""
+
+    def __init__(self, always):
+        super().__init__(3, 2)
+        self.always = always
+
+    def forward(self, x):
+        if self.training or self.always:
+            x -= 0.5
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_network_that_changes_its_inputs_gets_copies(always, caplog, monkeypatch):
+    """Its predictions for the same inputs stay equal, and the inputs as they were."""
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    network, _ = adopted(Centred(always), "mine", (3,), 2)
+    assert "Centred changes its inputs in place; it gets a copy" in caplog.text
+    network.eval()
+    x = X.clone()
+    with torch.no_grad():
+        first = network(x)
+        assert torch.equal(network.train()(x), network(x))
+        assert torch.equal(network.eval()(x), first)
+    assert torch.equal(x, X)
+
+
+def test_other_networks_get_their_inputs_themselves():
+    """Without the time that a copy takes, and without a draw of the trial."""
+    seen = []
+    network = nn.Sequential(nn.Dropout(0.5), linear())
+    network[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    adopted(network, "mine", (3,), 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    network(X)
+    assert seen[-1] is X
+
+
+class RunningMean(nn.Linear):
+    """Passes in evaluation change a buffer, or an attribute, that the outputs depend on."""
+
+    def __init__(self, buffer):
+        super().__init__(3, 2)
+        if buffer:
+            self.register_buffer("level", torch.zeros(2))
+        else:
+            self.level = torch.zeros(2)
+
+    def forward(self, x):
+        h = super().forward(x)
+        self.level = 0.9 * self.level + 0.1 * h.detach().mean(0)
+        return h - self.level
+
+
+class Counting(nn.Linear):
+    """Passes change a buffer, and no output."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (partial(RunningMean, True), ["RunningMean changes its buffers level, also in evaluation"]),
+        (partial(RunningMean, False), ["RunningMean changes what it keeps, also in evaluation"]),
+        (Counting, []),
+    ],
+)
+def test_a_network_that_its_passes_change_is_said(network, said, caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    trained(((X, Y), (X, Y)), network)
+    lines = [r.getMessage() for r in caplog.records if "evaluation mode" in r.getMessage()]
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert words in line
 
 
 def test_dropout_in_evaluation_is_said(caplog, monkeypatch):

@@ -148,6 +148,66 @@ def test_the_step_of_a_rate_is_its_exact_gradient():
     assert "forward" not in vars(atp.model[1])
 
 
+class ByKeyword(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        return self.norm(input=x)
+
+
+class Clamped(nn.BatchNorm1d):
+    """A layer of the user's own, which does more than its base class."""
+
+    def forward(self, input):
+        return super().forward(input.clamp(-0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        ByKeyword(nn.BatchNorm1d(4)),
+        Clamped(4),
+        nn.BatchNorm1d(4, bias=False),
+        nn.BatchNorm1d(4, affine=False),
+        nn.BatchNorm1d(4, track_running_stats=False),
+    ],
+)
+def test_rates_are_learnt_by_the_network_as_it_is(norm):
+    """With rates of 0 the loss is that of the network in evaluation mode, whatever kind of batch
+    normalisation it has and however it calls it."""
+    weight = getattr(norm, "norm", norm).weight
+    if weight is not None:
+        nn.init.constant_(weight, 3.0)
+    model = nn.Sequential(norm, nn.Linear(4, 3)).double()
+    atp = ATPClient(ATPClient.build(model, None), share(X, Y), held_out=0.0)
+    with torch.no_grad():
+        expected = float(F.cross_entropy(model.eval()(X), Y))
+    assert atp.learn(X, Y) == pytest.approx(expected, rel=1e-6)
+    with_statistics = getattr(norm, "norm", norm).running_mean is not None
+    assert with_statistics == any("running" in name for name in adaptable(model))
+
+
+def test_layers_with_the_same_statistics_are_refused():
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    second.running_mean = first.running_mean
+    model = nn.Sequential(first, second, nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"atp adapts the running statistics .* '0' and '1'"):
+        ATPClient.build(model, None)
+
+
+def test_the_statistics_of_a_layer_are_means_over_its_calls():
+    """1 and 3 (mean 2, variance 2), then 1 and 3 at running 0 and 4: ½ and 1½ (1 and ½)."""
+    norm = nn.BatchNorm1d(1, affine=False, eps=1e-12)
+    norm.running_var += 3
+    model = nn.Sequential(norm, norm, nn.Linear(1, 2))
+    atp = ATPClient(ATPClient.build(model, None), share(torch.ones(1, 1), [0]))
+    h = atp.directions(torch.tensor([[1.0], [3.0]]))
+    assert h["0.running_mean"].item() == pytest.approx(-1.5)
+    assert h["0.running_var"].item() == pytest.approx(4 - 1.25)
+
+
 def test_online_is_the_mean_over_the_batches_so_far():
     """Equal to batch on the first batch, to the last bit; the last mean ignores the order."""
     online, batch = (client(prediction=p, test_batch_size=10) for p in ("online", "batch"))

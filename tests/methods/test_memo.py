@@ -90,3 +90,28 @@ def test_a_network_that_takes_no_single_image_is_refused_before_the_first_round(
         MEMOClient.build(network, info)
     tracked = nn.Sequential(*network[:2], nn.BatchNorm1d(8), network[3])
     assert MEMOClient.build(tracked, info).training
+
+
+class Counting(nn.Linear):
+    """A pass changes a buffer in evaluation mode, which no function to differentiate may."""
+
+    def __init__(self):
+        super().__init__(64, 3)
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        h = super().forward(x.flatten(1))
+        self.total.add_(h.sum(0))
+        return h
+
+
+def test_a_network_that_cannot_adapt_is_refused_before_the_first_round():
+    """It failed at the first evaluation of each client. The trial changes nothing."""
+    info = described({"dataset": "digits", "data-dir": ""})
+    network = Counting()
+    with pytest.raises(ValueError, match=r"by torch\.func\.grad, and the network does not"):
+        MEMOClient.build(network, info)
+    taken = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    before = taken[1].weight.clone()
+    assert MEMOClient.build(taken, info) is taken
+    assert torch.equal(taken[1].weight, before) and taken[1].weight.grad is None

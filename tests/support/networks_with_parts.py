@@ -40,6 +40,8 @@ class Plain(nn.Module):
             h = F.relu(self.third(h))
         if "dropout" in self.parts:
             h = F.dropout(h, 0.5, self.training)
+        if "kept" in self.parts:
+            self.activations = {"last": [h]}  # as for a figure, with what computed them
         return F.relu(self.second(h))
 
     def scale(self, h):
@@ -74,7 +76,7 @@ class Buffers(Plain):
 
 
 class Everything(Plain):
-    parts = ("norm", "dropout", "frozen", "tied", "buffers")
+    parts = ("norm", "dropout", "frozen", "tied", "buffers", "kept")
 
 
 class TiedHead(Plain):

@@ -201,6 +201,20 @@ class Mixed(nn.Module):
         return SimpleNamespace(logits=self.out(torch.relu(self.body(h)).float()))
 
 
+class NarrowNorm(nn.Module):
+    """Batch normalisation in bfloat16, which numpy lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 24).bfloat16()
+        self.norm = nn.BatchNorm1d(24).bfloat16()
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.body(x.flatten(1).bfloat16()))
+        return self.out(torch.relu(h).float())
+
+
 class Complex(nn.Module):
     """Trained complex weights."""
 

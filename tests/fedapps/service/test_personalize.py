@@ -8,14 +8,19 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from PIL import Image
 from safetensors.torch import load_file
 from small_runs import FEW, NEEDS, WEE, invoke
 
 import fedapps
 import partitions
+from clients.core.arrays import to_record
 from clients.models import build_model
+from fedapps.building import Builder
+from fedapps.common import external_code
 from fedapps.methods import METHODS
+from fedapps.node.bridge import reply_of
 from fedapps.serverapp import run_in_process
 from fedapps.service import delivery
 from fedapps.service.inputs import read_input_files
@@ -281,3 +286,25 @@ def test_show_tells_a_run_in_ten_lines(run):
     got = "\n".join(lines)
     for words in ("Amosy et al.", "digits", "(1, 8, 8)", "a model of its own", "unlabeled inputs"):
         assert words in got
+
+
+@pytest.mark.parametrize("method", ["fedavg", "tent", "t3a", "odpfl-hn"])
+def test_a_single_input_needs_running_statistics(method, tmp_path, monkeypatch):
+    """Said by the network's part that lacks them, in serving and to a node that is evaluated."""
+    reference = "unusual_networks:BatchStatistics"
+    monkeypatch.setenv(external_code.VARIABLE, reference)
+    keys = {"model", f"{method}.model"} & SMALL.keys()
+    config = SMALL | dict.fromkeys(keys, reference) | {"method": method}
+    run_in_process(config | {"output-dir": str(tmp_path), "rounds": 1})
+    loaded = fedapps.load(tmp_path)
+    _, samples = novel()
+    x = samples.x[samples.index]
+    assert loaded.personalize(x[:2]).report["samples"] == 2
+    message = "norm keeps no running statistics, so the network cannot predict a single input: give"
+    with pytest.raises(ValueError, match=message):
+        loaded.personalize(x[:1])
+    builder = Builder(config, method, loaded.card.info())
+    client = builder.client(loaded.inputs(x[:1]).share, 0)
+    asked = RecordDict({"arrays": to_record(client.initial), "config": ConfigRecord({})})
+    with pytest.raises(ValueError, match=message):
+        reply_of(client, Message(asked, 0, "evaluate"), Context(0, 0, {}, RecordDict(), {}))

@@ -16,6 +16,7 @@ import fedapps
 import partitions
 from clients.core.decision.choice import KEEP, Decision
 from clients.methods import auto
+from fedapps.common import external_code
 from fedapps.files import locked
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
@@ -220,3 +221,22 @@ def test_a_folder_without_updates_says_what_gives_the_model(run, tmp_path):
         ValueError, match=r"no start for updates. Its run gives the model, .*load\("
     ):
         fedapps.load_personal(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["atp", "bn-adapt", "tent"])
+def test_what_a_network_of_a_narrow_type_goes_on_from_keeps_its_type(method, tmp_path, monkeypatch):
+    """Saved and loaded, it predicts further inputs as it would have without. The folder was taken
+    for damaged."""
+    reference = "unusual_networks:NarrowNorm"
+    monkeypatch.setenv(external_code.VARIABLE, reference)
+    run_in_process(COMMON | {"method": method, "model": reference, "output-dir": str(tmp_path)})
+    federation = partitions.federation(COMMON)
+    samples = federation.share(int(np.flatnonzero(federation.novel)[0])).everything
+    x = samples.x[samples.index]
+    model = fedapps.load(tmp_path).personalize(x[:60])
+    model.save(tmp_path / "personal")
+    loaded = fedapps.load_personal(tmp_path / "personal")
+    assert torch.equal(loaded(x), model(x))
+    assert torch.equal(loaded.update(x[60:]), model.update(x[60:]))
+    types = {name: tensor.dtype for name, tensor in loaded.network.state_dict().items()}
+    assert types["norm.running_mean"] == torch.bfloat16
