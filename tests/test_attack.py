@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from malformed_replies import MALFORMED, OPENINGS, due_cause
-from small_runs import FEWER, NEEDS, WEE, answering
+from small_runs import ALL_SAMPLES, FEWER, NEEDS, WEE, answering
 
 from clients.core.arrays import from_record
 from fedapps.clientapp import answer, app
@@ -18,6 +18,8 @@ from fedapps.settings.config import defaults
 
 SMALL = {"num-clients": 8, "train-fraction": 0.875, "local-steps": 1, "evaluate-every": 4}
 SMALL |= {"model": "mlp-small"} | FEWER
+# Where no honest client can play newcomers, hostile ones alone say what is usual.
+NEEDS_HERE = NEEDS | {"auto": ALL_SAMPLES}
 HOSTILE = 3  # of seven training clients; one more never identifies itself properly
 FAILING, MALFORMING = 0.3, 0.1  # shares of the replies
 SEEDS = range(5)
@@ -82,7 +84,8 @@ def finish(grid, config, folder):
 def attack(method, rounds, folder):
     """A run with hostile clients, who start with another malformation for each method."""
     client_app, spoilt = attacked(method, list(METHODS).index(method) * 5, rounds)
-    changes = WEE | SMALL | {"method": method, "rounds": rounds} | NEEDS.get(method, {})
+    changes = WEE | SMALL | {"method": method, "rounds": rounds}
+    changes |= NEEDS_HERE.get(method, {})
     grid, config = simulation(InProcessGrid, client_app, folder, **changes)
     result, causes = finish(grid, config, folder)
     # A client whose reply to an exchange before training is always refused is not asked to train.

@@ -3,6 +3,9 @@
 Counts c_i (C,) by label, or (C, C) by predicted class and label, are the weights of a sum. Their
 total is limited to `ratio` times the lower median of the totals, as sample counts are.
 
+An answer of zeros adds nothing to a sum, and is no measure for the others: where few clients have
+something to count, a liar among them is compared with these.
+
 *Confusion matrices* are compared by label: K_i[:, b] are the shares of predictions for label b, and
 M[:, b] is the median over the clients that have it, scaled to sum 1. The distance of a client is
 δ_i = Σ_b n_ib ‖K_i[:, b] − M[:, b]‖₁ / (2 Σ_b n_ib), a share of its samples. Beyond
@@ -37,14 +40,13 @@ def bounded_totals(counts: Sequence[np.ndarray], ratio: float) -> list[np.ndarra
     lower median of the totals."""
     positive = [np.maximum(c, 0) for c in counts]
     totals = [float(c.sum()) for c in positive]
-    limit = ratio * lower_quantile(totals)
+    measured = [total for total in totals if total > 0]
+    if not measured:
+        return positive
+    limit = ratio * lower_quantile(measured)
     bounded = []
     for c, total in zip(positive, totals, strict=True):
-        # A limit of 0 is no measure: most clients sent none.
-        if 0 < limit < total:
-            bounded.append(c * (limit / total))
-        else:
-            bounded.append(c)
+        bounded.append(c * (limit / total) if total > limit else c)
     return bounded
 
 
@@ -80,8 +82,17 @@ def bounded_confusions(counts: Sequence[np.ndarray], ratio: float) -> list[np.nd
 def bounded_deviations(answers: Sequence[Arrays], ratio: float) -> list[Arrays]:
     """The answers, none farther from the median answer than `ratio` times the usual distance. Fewer
     than `MIN_REPLIES_FOR_NORMS` answers, and arrays in which most clients agree, have no limit."""
-    if len(answers) < MIN_REPLIES_FOR_NORMS:
-        return list(answers)
+    places = [i for i, answer in enumerate(answers) if any(map(np.any, answer.values()))]
+    bounded = list(answers)
+    if len(places) < MIN_REPLIES_FOR_NORMS:
+        return bounded
+    for place, answer in zip(places, _bounded([answers[i] for i in places], ratio), strict=True):
+        bounded[place] = answer
+    return bounded
+
+
+def _bounded(answers: Sequence[Arrays], ratio: float) -> list[Arrays]:
+    """As `bounded_deviations`, for answers that all add to the sums."""
     medians: Arrays = {}
     shares = np.ones(len(answers))  # λ
     for name in answers[0]:

@@ -27,8 +27,16 @@ def test_totals_are_at_most_a_multiple_of_the_lower_median():
     counts = [np.array(c, float) for c in ([4, 6], [12, -5], [7, 7], [990, 0])]
     bounded = bounded_totals(counts, 3)
     assert [b.tolist() for b in bounded] == [[4, 6], [12, 0], [7, 7], [36, 0]]
-    nothing = [np.zeros(2), np.zeros(2), np.ones(2)]
-    assert bounded_totals(nothing, 3)[2].tolist() == [1, 1]
+
+
+def test_totals_of_zero_are_no_measure():
+    """Of the totals 4, 4 and 990 that are no 0, the lower median is 4, its triple 12."""
+    counts = [
+        np.array(c, float) for c in ([0, 0], [0, 0], [0, 0], [0, 0], [4, 0], [0, 4], [990, 0])
+    ]
+    bounded = bounded_totals(counts, 3)
+    assert [b.sum() for b in bounded] == [0, 0, 0, 0, 4, 4, 12]
+    assert [b.tolist() for b in bounded_totals([np.zeros(2)], 3)] == [[0, 0]]
 
 
 def test_permuted_predictions_move_towards_the_median():
@@ -102,9 +110,17 @@ def test_sums_are_moved_towards_the_median_answer_together():
     assert bounded_deviations(answers[1:], 3.5)[3] is answers[4]  # of four nobody is usual
 
 
+def test_answers_of_zeros_are_no_measure_of_deviations():
+    """Of the answers 1, 2, 3, 4 and 103 the median is 3. Their distances from it are 2, 1, 0, 1 and
+    100, whose lower median is 1: 103 becomes 3 + 3.5 · 1."""
+    values = (0.0, 1, 0, 2, 0, 3, 0, 4, 0, 103, 0)
+    bounded = bounded_deviations([{"sum": np.array([value])} for value in values], 3.5)
+    assert [float(b["sum"][0]) for b in bounded] == [0, 1, 0, 2, 0, 3, 0, 4, 0, 6.5, 0]
+
+
 def test_arrays_in_which_most_clients_agree_have_no_limit():
     """Most clients have no changed prediction; one that has some is honest."""
-    answers = [{"count": np.array([c])} for c in (0.0, 0, 0, 0, 7)]
+    answers = [{"count": np.array([c]), "sum": np.ones(1)} for c in (0.0, 0, 0, 0, 7)]
     assert bounded_deviations(answers, 3.5)[4]["count"] == 7
 
 
