@@ -343,20 +343,31 @@ def check_whole_inputs(samples: Samples) -> None:
 
 
 def uncompiled(network: nn.Module) -> nn.Module:
-    """The network without torch.compile, which puts `_orig_mod.` in front of names."""
-    places = [name for name, m in network.named_modules() if COMPILED in m._modules]
-    if places:
-        say_once("the network is compiled by torch.compile; it runs as it was before that")
+    """The network without torch.compile and torch.nn.DataParallel, which put `_orig_mod.` and
+    `module.` in front of names."""
+    places = [name for name, m in network.named_modules() if _wrapped_by(m) is not None]
     for place in reversed(places):  # inner ones first
-        inner = network.get_submodule(place)._modules[COMPILED]
+        wrapper = network.get_submodule(place)
+        inner = _wrapped_by(wrapper)
         assert inner is not None
+        if isinstance(wrapper, nn.DataParallel):
+            say_once("the network is split over devices by torch.nn.DataParallel; it runs on one")
+        else:
+            say_once("the network is compiled by torch.compile; it runs as it was before that")
         if place:
             network.set_submodule(place, inner)
         else:
-            network = inner  # the whole network was compiled; it is no one's submodule
+            network = inner  # the whole network was wrapped; it is no one's submodule
     for module in network.modules():
         module._compiled_call_impl = None  # of `Module.compile`, which changes no name
     return network
+
+
+def _wrapped_by(module: nn.Module) -> nn.Module | None:
+    """The network that torch.compile or torch.nn.DataParallel was given; None for others."""
+    if isinstance(module, nn.DataParallel):
+        return module.module
+    return module._modules.get(COMPILED)
 
 
 def adopted(
