@@ -367,7 +367,9 @@ def _wrapped_by(module: nn.Module) -> nn.Module | None:
     """The network that torch.compile or torch.nn.DataParallel was given; None for others."""
     if isinstance(module, nn.DataParallel):
         return module.module
-    return module._modules.get(COMPILED)
+    if COMPILED not in module._modules:  # the mapping of a module of torch.jit has no `get`
+        return None
+    return module._modules[COMPILED]
 
 
 def adopted(
