@@ -131,6 +131,17 @@ def test_a_compiled_network_is_trained_as_it_was_before():
     assert_equal(found, by_hand("ViewFlattens", config))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "atp", "fedtta"])
+def test_a_network_split_over_devices_is_trained_on_one(method, monkeypatch):
+    """Under its own names, also by methods that call it with other weights, which torch refuses
+    for DataParallel."""
+    monkeypatch.setenv(external_code.VARIABLE, "unusual_networks:parallel")
+    config = configuration(method, "parallel") | {"rounds": 1, "evaluate-every": 1}
+    result = run(InProcessGrid.simulation(app, config, 4), config, "in-process")
+    names = {name.removeprefix("base.") for name in result.arrays}
+    assert {"0.1.weight", "0.1.bias", "1.weight", "1.bias"} <= names
+
+
 def test_fedavg_in_an_app_of_ones_own_is_the_same():
     """`client_app` trains what the command trains."""
     config = configuration("fedavg", "ViewFlattens")

@@ -6,15 +6,32 @@ module's own tensors back: it swaps them twice, in the same order."""
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call as torch_functional_call
+
+CHECKPOINTED = (
+    "torch.utils.checkpoint computes gradients with the network's own weights, and the method "
+    "calls it with others; turn checkpointing off"
+)
 
 
 def functional_call(
     module: nn.Module, tensors: Mapping[str, Tensor], inputs: tuple[Any, ...]
 ) -> Any:
     """module(*inputs) with `tensors` by name in place of its own; tied ones need one of their
-    names. Afterwards the module has its own tensors."""
+    names. Afterwards the module has its own tensors.
+
+    Raises RuntimeError where gradients are computed of a pass that torch.utils.checkpoint will
+    repeat: it would repeat it with the module's own tensors, without a word."""
+    if torch.is_grad_enabled():
+        with disable_saved_tensors_hooks(CHECKPOINTED):
+            return _call(module, tensors, inputs)
+    return _call(module, tensors, inputs)
+
+
+def _call(module: nn.Module, tensors: Mapping[str, Tensor], inputs: tuple[Any, ...]) -> Any:
     modules = dict(module.named_modules(remove_duplicate=False))
     if len(set(map(id, modules.values()))) == len(modules):
         return torch_functional_call(module, dict(tensors), inputs)

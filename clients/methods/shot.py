@@ -76,7 +76,8 @@ class SHOTClient(TENTClient):
             loss = loss + self.pseudo_weight * F.cross_entropy(logits, self._labels_of_parts[part])
         return loss
 
-    def trainable(self) -> list[nn.Parameter]:
-        """All parameters except the head's."""
-        named = self.model.named_parameters()
-        return [p for name, p in named if not name.startswith("head.")]
+    @classmethod
+    def adapted_parameters(cls, network: nn.Module, parameters: str) -> dict[str, nn.Parameter]:
+        """All parameters except the head's, by name."""
+        named = network.named_parameters()
+        return {name: p for name, p in named if not name.startswith("head.")}

@@ -20,13 +20,14 @@ from clients.core.client import Client
 from clients.core.evaluation import by_parts
 from clients.core.layout import set_training
 from clients.core.normalisation import (
+    NORMALISATION,
     NormCalls,
     batch_statistics,
     entropy,
-    normalisation,
     with_statistics,
 )
 from clients.core.sgd import SGD
+from clients.models.foreign import with_gradient
 from fedapps.common.settings import COUNT, NONNEGATIVE, RATE, setting
 from fedapps.common.tasks import CLASS_PROBABILITIES
 
@@ -138,9 +139,33 @@ class TENTClient(Client):
 
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that are adapted."""
-        affine: list[nn.Parameter] = []
-        for layer in normalisation(self.model):
-            affine += [p for p in layer.parameters(recurse=False) if p.requires_grad]
-        if affine and self.parameters == "auto":
+        return list(self.adapted_parameters(self.model, self.parameters).values())
+
+    @classmethod
+    def adapted_parameters(cls, network: nn.Module, parameters: str) -> dict[str, nn.Parameter]:
+        """Those of `network` that are adapted, by name."""
+        affine: dict[str, nn.Parameter] = {}
+        for layer_name, layer in network.named_modules():
+            if isinstance(layer, NORMALISATION):
+                for name, p in layer.named_parameters(layer_name, recurse=False):
+                    if p.requires_grad:
+                        affine[name] = p
+        if affine and parameters == "auto":
             return affine
-        return list(self.model.parameters())
+        return dict(network.named_parameters())
+
+    @classmethod
+    def caveats(
+        cls, network: nn.Module, /, *, parameters: str, shape: tuple[int, ...]
+    ) -> list[str]:
+        """That no gradient reaches what is adapted."""
+        adapted = cls.adapted_parameters(network, parameters)
+        reached = with_gradient(network, shape, training=False)
+        names = [name for name, p in adapted.items() if p.requires_grad]
+        if reached is None or not names or not reached.isdisjoint(names):
+            return []
+        return [
+            f"no gradient reaches what would adapt ({', '.join(names):.200}): at most statistics "
+            "of batch normalisation do; leave torch.no_grad and detach out of the forward pass, or "
+            "freeze what is not trained by requires_grad_(False)"
+        ]

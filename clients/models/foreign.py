@@ -343,20 +343,33 @@ def check_whole_inputs(samples: Samples) -> None:
 
 
 def uncompiled(network: nn.Module) -> nn.Module:
-    """The network without torch.compile, which puts `_orig_mod.` in front of names."""
-    places = [name for name, m in network.named_modules() if COMPILED in m._modules]
-    if places:
-        say_once("the network is compiled by torch.compile; it runs as it was before that")
+    """The network without torch.compile and torch.nn.DataParallel, which put `_orig_mod.` and
+    `module.` in front of names."""
+    places = [name for name, m in network.named_modules() if _wrapped_by(m) is not None]
     for place in reversed(places):  # inner ones first
-        inner = network.get_submodule(place)._modules[COMPILED]
+        wrapper = network.get_submodule(place)
+        inner = _wrapped_by(wrapper)
         assert inner is not None
+        if isinstance(wrapper, nn.DataParallel):
+            say_once("the network is split over devices by torch.nn.DataParallel; it runs on one")
+        else:
+            say_once("the network is compiled by torch.compile; it runs as it was before that")
         if place:
             network.set_submodule(place, inner)
         else:
-            network = inner  # the whole network was compiled; it is no one's submodule
+            network = inner  # the whole network was wrapped; it is no one's submodule
     for module in network.modules():
         module._compiled_call_impl = None  # of `Module.compile`, which changes no name
     return network
+
+
+def _wrapped_by(module: nn.Module) -> nn.Module | None:
+    """The network that torch.compile or torch.nn.DataParallel was given; None for others."""
+    if isinstance(module, nn.DataParallel):
+        return module.module
+    if COMPILED not in module._modules:  # the mapping of a module of torch.jit has no `get`
+        return None
+    return module._modules[COMPILED]
 
 
 def adopted(
@@ -599,36 +612,16 @@ def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, .
 def check_gradients(network: nn.Module, method: str, shape: tuple[int, ...]) -> None:
     """Raise ValueError for an adopted network that computes gradients in training alone: a method
     that adapts it by gradients, in evaluation mode, would change nothing."""
-    is_adopted = any(_hook_of(module) is not None for module in network.modules())
-    trial = varied(network) if is_adopted else None
-    if trial is None:
+    if not any(_hook_of(module) is not None for module in network.modules()):
         return
-    called: set[str] = set()
-
-    def note(name: str, _: Tensor) -> None:
-        called.add(name)
-
-    for name, module in trial.named_modules():
-        before_calls(module, partial(note, name))
-    trained = {name: p for name, p in trial.named_parameters() if p.requires_grad}
-    with_gradient: dict[bool, set[str]] = {}
-    for training in (True, False):
-        called.clear()  # at the end those of evaluation mode
-        reached: set[str] = set()
-        with suppress(Exception), drawing(1):  # whatever code from outside raises
-            loss = trial.train(training)(trial_inputs(trial, shape)).square().sum()
-            if loss.requires_grad:
-                gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-                for name, gradient in zip(trained, gradients, strict=True):
-                    if gradient is not None:
-                        reached.add(name)
-            with_gradient[training] = reached
-    if len(with_gradient) < 2:
+    in_training = with_gradient(network, shape, training=True)
+    in_evaluation = with_gradient(network, shape, training=False)
+    if in_training is None or in_evaluation is None:
         return
-    lost = []
-    for name in sorted(with_gradient[True] - with_gradient[False]):
-        if name.rpartition(".")[0] in called:
-            lost.append(name)
+    lost = sorted(in_training - in_evaluation)
+    owners = {name: name.rpartition(".")[0] for name in lost}
+    uncalled = never_called(network, set(owners.values()), shape)  # such as an auxiliary head
+    lost = [name for name in lost if owners[name] not in uncalled]
     if lost:
         raise ValueError(
             f"{method} adapts the network by gradients, and {type(network).__name__} computes none "
@@ -636,6 +629,28 @@ def check_gradients(network: nn.Module, method: str, shape: tuple[int, ...]) -> 
             "torch.set_grad_enabled or detach out of its forward pass, or choose a method without "
             "such steps, such as t3a or bn-adapt"
         )
+
+
+def with_gradient(network: nn.Module, shape: tuple[int, ...], training: bool) -> set[str] | None:
+    """The names of the trained parameters that a gradient of the outputs reaches; None if the
+    network cannot be tried."""
+    trial = varied(network)
+    if trial is None:
+        return None
+    trained = {name: p for name, p in trial.named_parameters() if p.requires_grad}
+    try:
+        with drawing(1):
+            loss = trial.train(training)(trial_inputs(trial, shape)).square().sum()
+            if not loss.requires_grad:
+                return set()
+            gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    except Exception:  # whatever code from outside raises
+        return None
+    reached = set()
+    for name, gradient in zip(trained, gradients, strict=True):
+        if gradient is not None:
+            reached.add(name)
+    return reached
 
 
 def check_trains_nothing(network: nn.Module) -> None:

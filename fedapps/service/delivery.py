@@ -94,8 +94,16 @@ class PersonalModel(nn.Module):
 
     def predict(self, x: Tensor | np.ndarray) -> Tensor:
         """Classes (n,), truth values (n, k), or values (n, k) in their own unit. Raises ValueError
-        for inputs on another scale than `forward` takes, and for NaN and infinity."""
-        check_values(as_tensor(x), self.card.scale, self.card)
+        for inputs on another scale than `forward` takes, for NaN and infinity, and for no sample or
+        one without its axis."""
+        given = as_tensor(x)
+        axes = {len(self.card.shape) + 1, self.flat}
+        if not given.ndim or given.ndim not in axes or not len(given):
+            raise ValueError(
+                f"inputs have shape {tuple(given.shape)}; the run takes (n, *{self.card.shape}) of "
+                "at least one sample"
+            )
+        check_values(given, self.card.scale, self.card)
         with torch.no_grad():
             outputs: Tensor = self(x)
         return predicted(outputs, self.card.targets)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clients.core.functional import functional_call
 
@@ -60,3 +61,28 @@ def test_tied_layers_get_the_tensor_of_one_name():
     (slope,) = torch.autograd.grad(output, w)
     assert (float(output.detach()), float(slope)) == (9, 6)
     assert network.first.weight is own and network.second.weight is own
+
+
+class Checkpointed(nn.Module):
+    """x → (w x)², whose pass is repeated for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: self.layer(x).square(), x, use_reentrant=False)
+
+
+def test_a_checkpointed_pass_is_not_repeated_with_other_weights():
+    """With w = 3 the gradient for 1 is 2·3 = 6. Torch gave that of the layer's own weight, 2."""
+    network = Checkpointed()
+    nn.init.ones_(network.layer.weight)
+    x = torch.ones(1, 1)
+    w = torch.full((1, 1), 3.0, requires_grad=True)
+    with pytest.raises(RuntimeError, match="turn checkpointing off"):
+        functional_call(network, {"layer.weight": w}, (x,))
+    with torch.no_grad():
+        assert functional_call(network, {"layer.weight": w}, (x,)).item() == 9
+    network(x).backward()
+    assert network.layer.weight.grad.item() == 2

@@ -8,6 +8,7 @@ from small_runs import share
 from torch import nn
 
 from clients.core.normalisation import batch_statistics, entropy, with_statistics
+from clients.methods.shot import SHOTClient
 from clients.methods.tent import TENTClient
 
 
@@ -138,3 +139,35 @@ def test_no_gradient_is_computed_for_parameters_that_stay():
     tent.predict(x)
     assert computed == {"1.weight", "1.bias"}
     assert all(parameter.grad is None for parameter in tent.model.parameters())
+
+
+class FixedBody(nn.Module):
+    """Normalisation that is trained by name and by no gradient, as features often are."""
+
+    def __init__(self, fixed=True):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 2)
+        self.fixed = fixed
+
+    def features(self, x):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.fixed):
+            return self.norm(x)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+@pytest.mark.parametrize("kind", [TENTClient, SHOTClient])
+def test_what_no_gradient_reaches_is_said_before_the_run(kind):
+    """It predicted without a word as if it had adapted."""
+    (line,) = kind.caveats(FixedBody(), parameters="auto", shape=(3,))
+    assert line.startswith("no gradient reaches what would adapt (norm.weight, norm.bias)")
+    assert kind.caveats(FixedBody(fixed=False), parameters="auto", shape=(3,)) == []
+    frozen = FixedBody()
+    frozen.norm.requires_grad_(False)
+    assert kind.caveats(frozen, parameters="auto", shape=(3,)) == []
+
+
+def test_all_parameters_that_adapt_need_no_gradient_each():
+    assert TENTClient.caveats(FixedBody(), parameters="all", shape=(3,)) == []

@@ -162,6 +162,12 @@ def compiled() -> nn.Module:
     return torch.compile(ViewFlattens())  # type: ignore[return-value]
 
 
+def parallel() -> nn.Module:
+    """Each of its names begins with `module.`, also inside, and an inner part is compiled."""
+    inner = nn.Sequential(nn.Flatten(), torch.compile(nn.Linear(64, 8)))
+    return nn.DataParallel(nn.Sequential(nn.DataParallel(inner), nn.Linear(8, 10)))
+
+
 class EndsInSigmoid(nn.Module):
     """One probability for two classes."""
 

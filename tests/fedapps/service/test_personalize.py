@@ -95,6 +95,17 @@ def test_a_personal_models_preprocessing_moves_and_is_saved_with_it(run):
     assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
 
 
+def test_predictions_of_no_sample_or_without_its_axis_are_refused(run):
+    """By the same words as a client's inputs. Of one channel the axis may be missing."""
+    _, samples = novel()
+    x = samples.x[samples.index]
+    model = fedapps.load(run("tent")).personalize(x)
+    assert torch.equal(model.predict(x[:3, 0]), model.predict(x[:3]))
+    for inputs in (x[:0], x[0, 0], x[:, None], x[0, 0, 0, 0]):
+        with pytest.raises(ValueError, match=r"have shape \(.*; the run takes \(n, \*\(1, 8"):
+            model.predict(inputs)
+
+
 @pytest.mark.parametrize(
     ("method", "lr"), [("fedavg", 1.2), ("pfl-ensemble", 1.5), ("odpfl-hn", 1.5)]
 )
