@@ -189,6 +189,8 @@ def refusal(method, network):
         return rf"{network} does not end .* it has '\w+' \(64 → 24\), '\w+' \(24 → 10\)"
     if network == "FrozenBody" and method in BODIES:
         return r"body.backbone.*(are frozen|frozen, so nothing)"
+    if network in ("FrozenBody", "NamedOutputs") and method == "shot":
+        return "shot adapts what comes before the head, and the network trains nothing there"
     if network == "NamedOutputs" and method in BODIES:
         return "only (the head|shared layers)|nothing of .* would be shared"
     return None
@@ -202,7 +204,7 @@ def fedapps_settings(method):
 
 QUICK = {(method, network) for method in QUICK_METHODS for network in NETWORKS}
 QUICK |= {(method, "AuxiliaryOutputs") for method in METHODS}
-QUICK |= {("apfl", "RepeatedLayer"), ("flowdup", "RepeatedLayer")}
+QUICK |= {("apfl", "RepeatedLayer"), ("flowdup", "RepeatedLayer"), ("shot", "FrozenBody")}
 PAIRS = [
     pytest.param(m, n, marks=() if (m, n) in QUICK else pytest.mark.slow)
     for m in METHODS

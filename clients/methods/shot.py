@@ -19,6 +19,7 @@ from clients.core.normalisation import class_logits, entropy
 from clients.methods.tent import TENTClient
 from clients.models.head import head_of
 from fedapps.common.settings import NONNEGATIVE, setting
+from partitions.datasets.loading import Info
 
 
 def pseudo_labels(z: Tensor, p: Tensor) -> Tensor:
@@ -48,6 +49,18 @@ class SHOTClient(TENTClient):
     pseudo_weight = setting(
         0.0, "β, weight of the pseudo-labels; 0: off", NONNEGATIVE, evaluation=True
     )
+
+    @classmethod
+    def build(cls, model: nn.Module, info: Info, /, *, parameters: str) -> nn.Module:
+        """The network. Raises ValueError if nothing before its head is trained."""
+        body = cls.adapted_parameters(model, parameters)
+        if not any(p.requires_grad for p in body.values()):
+            frozen = f": {', '.join(body):.200} are frozen" if body else ""
+            raise ValueError(
+                "shot adapts what comes before the head, and the network trains nothing there"
+                f"{frozen}; take a network that does, or choose tent, which adapts the head, too"
+            )
+        return model
 
     def prepare_steps(self, x: Tensor) -> None:
         """Compute the pseudo-labels of each part of x by the network before its first step."""
