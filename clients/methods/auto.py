@@ -100,7 +100,7 @@ from clients.methods._batchwise import (
     mixed_statistics,
     pooled_moments,
 )
-from clients.models.foreign import never_called, takes_tokens, takes_whole_numbers
+from clients.models.foreign import BLANKS, rows_by_layer, takes_tokens, takes_whole_numbers
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -232,7 +232,7 @@ class AutoClient(HoldingOut):
     ) -> list[str]:
         """That nobody plays newcomers, or too few do, or with samples of the training; which
         candidates the network leaves out, and which changes the inputs; which layers it never
-        calls, what the messages hold, and that early stopping is off."""
+        calls or are not read, what the messages hold, and that early stopping is off."""
         lines = []
         counts = [len(share.train) for share in shares]
         if plays:
@@ -251,12 +251,20 @@ class AutoClient(HoldingOut):
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
             )
-        unread = never_called(network, layers_with_statistics(network), shape)
-        if unread:
+        rows = rows_by_layer(network, layers_with_statistics(network), shape)
+        never_called = [name for name in rows if not rows[name]]
+        if never_called:
             lines.append(
-                f"the forward pass of {model} never calls {', '.join(unread):.200}, so what enters "
-                "there is not read, and its statistics are not corrected; call such a layer, or "
-                "leave it out"
+                f"the forward pass of {model} never calls {', '.join(never_called):.200}, so what "
+                "enters there is not read, and its statistics are not corrected; call such a "
+                "layer, or leave it out"
+            )
+        other_rows = [name for name in rows if rows[name] and BLANKS not in rows[name]]
+        if other_rows:
+            lines.append(
+                f"what enters {', '.join(other_rows):.200} of {model} has {rows[other_rows[0]][0]} "
+                f"rows for {BLANKS} inputs, so it is not read, and other changes of the inputs are "
+                "noticed less; let the first dimension there be that of the inputs"
             )
         if early_stopping:
             lines.append(

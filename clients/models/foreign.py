@@ -38,10 +38,13 @@ def layers_of(network: nn.Module) -> str:
     return ", ".join(layers) or "no linear layer"
 
 
+BLANKS = 2  # inputs of zeros: batch normalisation in training takes no single one
+
+
 def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Two inputs (2, *shape) of zeros, on the device of the network's parameters."""
+    """`BLANKS` inputs (2, *shape) of zeros, on the device of the network's parameters."""
     device = next(network.parameters(), torch.empty(0)).device
-    return torch.zeros(2, *shape, dtype=torch.float32, device=device)
+    return torch.zeros(BLANKS, *shape, dtype=torch.float32, device=device)
 
 
 def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
@@ -528,13 +531,15 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     return not_called + called
 
 
-def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, ...]) -> list[str]:
-    """Those among the `names` of layers that a forward pass of inputs (n, *shape) in evaluation
-    mode does not call; none if the network cannot take blank inputs."""
-    called: set[str] = set()
+def rows_by_layer(
+    network: nn.Module, names: Collection[str], shape: tuple[int, ...]
+) -> dict[str, list[int]]:
+    """The rows of what enters each of the layers `names` in a forward pass of `BLANKS` inputs
+    (n, *shape) in evaluation mode, call by call; {} if the network cannot take blank inputs."""
+    rows: dict[str, list[int]] = {name: [] for name in names}
 
-    def note(name: str, _: Tensor) -> None:
-        called.add(name)
+    def note(name: str, x: Tensor) -> None:
+        rows[name].append(len(x))
 
     handles = []
     for name in names:
@@ -544,7 +549,7 @@ def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, .
     finally:
         for handle in handles:
             handle.remove()
-    return [] if output is None else [name for name in names if name not in called]
+    return {} if output is None else rows
 
 
 def check_trains_nothing(network: nn.Module) -> None:

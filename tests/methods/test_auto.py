@@ -851,6 +851,25 @@ def test_layers_that_are_never_called_are_said_before_a_run():
     assert AutoClient.caveats(Normed(), **settings) == []
 
 
+class Steps(nn.Module):
+    """Normalises each row of an image of 8 rows by itself, as a sample of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x.reshape(-1, 8)).reshape(len(x), 64))
+
+
+def test_layers_whose_inputs_are_no_batch_of_the_clients_are_said_before_a_run():
+    """φ has zeros there, see `test_a_layer_that_sees_no_batch_says_nothing_of_a_client`."""
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5, "shape": (1, 8, 8)}
+    (line,) = AutoClient.caveats(Steps(), **settings)
+    assert line.startswith("what enters norm of my-network has 16 rows for 2 inputs, so it is not")
+
+
 def test_a_layer_of_torch_jit_is_refused():
     network = nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm2d(1))), nn.Flatten())
     network.head = nn.Linear(64, 3)
