@@ -69,9 +69,11 @@ from clients.core.decision.explanation import (
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.inner_values import (
     blocks_of,
+    buffers_of,
     bytes_held,
     check_width,
     inputs_of,
+    is_readable,
     layers_with_statistics,
     look,
     note_on_size,
@@ -100,7 +102,7 @@ from clients.methods._batchwise import (
     mixed_statistics,
     pooled_moments,
 )
-from clients.models.foreign import BLANKS, rows_by_layer, takes_tokens, takes_whole_numbers
+from clients.models.foreign import BLANKS, shapes_by_layer, takes_tokens, takes_whole_numbers
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -251,21 +253,23 @@ class AutoClient(HoldingOut):
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
             )
-        rows = rows_by_layer(network, layers_with_statistics(network), shape)
-        never_called = [name for name in rows if not rows[name]]
+        shapes = shapes_by_layer(network, layers_with_statistics(network), shape)
+        never_called = [name for name in shapes if not shapes[name]]
         if never_called:
             lines.append(
                 f"the forward pass of {model} never calls {', '.join(never_called):.200}, so what "
                 "enters there is not read, and its statistics are not corrected; call such a "
                 "layer, or leave it out"
             )
-        other_rows = [name for name in rows if rows[name] and BLANKS not in rows[name]]
-        if other_rows:
-            lines.append(
-                f"what enters {', '.join(other_rows):.200} of {model} has {rows[other_rows[0]][0]} "
-                f"rows for {BLANKS} inputs, so it is not read, and other changes of the inputs are "
-                "noticed less; let the first dimension there be that of the inputs"
-            )
+        sizes = sizes_with_statistics(buffers_of(network))
+        for name, given in shapes.items():
+            readable = [is_readable(each, BLANKS, sizes[name]) for each in given]
+            if given and not any(readable):
+                lines.append(
+                    f"what enters {name} of {model} has the shape {given[0]} for {BLANKS} "
+                    f"inputs and {sizes[name]} channels, so it is not read, and changes of the "
+                    f"inputs are noticed less; give it the shape ({BLANKS}, {sizes[name]}, …)"
+                )
         if early_stopping:
             lines.append(
                 f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "

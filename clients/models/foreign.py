@@ -531,15 +531,15 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     return not_called + called
 
 
-def rows_by_layer(
+def shapes_by_layer(
     network: nn.Module, names: Collection[str], shape: tuple[int, ...]
-) -> dict[str, list[int]]:
-    """The rows of what enters each of the layers `names` in a forward pass of `BLANKS` inputs
+) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes of what enters each of the layers `names` in a forward pass of `BLANKS` inputs
     (n, *shape) in evaluation mode, call by call; {} if the network cannot take blank inputs."""
-    rows: dict[str, list[int]] = {name: [] for name in names}
+    shapes: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
 
     def note(name: str, x: Tensor) -> None:
-        rows[name].append(len(x))
+        shapes[name].append(tuple(x.shape))
 
     handles = []
     for name in names:
@@ -549,7 +549,7 @@ def rows_by_layer(
     finally:
         for handle in handles:
             handle.remove()
-    return {} if output is None else rows
+    return {} if output is None else shapes
 
 
 def check_trains_nothing(network: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Auto: its client and its server, in small runs and with rules made by hand."""
 
 import json
+import re
 import weakref
 from dataclasses import replace
 from typing import ClassVar
@@ -863,11 +864,39 @@ class Steps(nn.Module):
         return self.head(self.norm(x.reshape(-1, 8)).reshape(len(x), 64))
 
 
-def test_layers_whose_inputs_are_no_batch_of_the_clients_are_said_before_a_run():
-    """φ has zeros there, see `test_a_layer_that_sees_no_batch_says_nothing_of_a_client`."""
+class ChannelsLast(nn.BatchNorm1d):
+    """Batch normalisation of inputs (n, …, channels)."""
+
+    def forward(self, x):
+        return F.batch_norm(x.flatten(0, -2), self.running_mean, self.running_var).reshape(x.shape)
+
+
+class Rows(nn.Module):
+    """Normalises images of 8 rows, which have four values each."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 4), ChannelsLast(4)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.first(x[:, 0])).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(Steps, r"\(16, 8\) for 2 inputs and 8 channels"), (Rows, r"\(2, 8, 4\) for 2 .* 4 channels")],
+)
+def test_layers_whose_inputs_are_not_read_are_said_before_a_run(kind, shape):
+    """φ has zeros there, see `test_a_layer_that_sees_no_batch_says_nothing_of_a_client`, and its
+    width is that which the server knows."""
     settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5, "shape": (1, 8, 8)}
-    (line,) = AutoClient.caveats(Steps(), **settings)
-    assert line.startswith("what enters norm of my-network has 16 rows for 2 inputs, so it is not")
+    network = kind()
+    (line,) = AutoClient.caveats(network, **settings)
+    assert re.match(f"what enters norm of my-network has the shape {shape}, so it is not", line)
+    client = AutoClient(headed(network, "auto", (1, 8, 8), 3), share(X, Y))
+    phi, _ = client.inner_values(X)
+    assert phi.shape == (40, client.blocks.width) and not phi[:, : client.blocks.sizes[0]].any()
 
 
 def test_a_layer_of_torch_jit_is_refused():
