@@ -1,6 +1,7 @@
 """Clients of one process: what is kept between their messages, and what is not."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from flwr.clientapp import ClientApp
 from small_runs import SMALL
 
 from clients.core.arrays import from_record, to_record
+from fedapps import building
 from fedapps.building import (
     client_settings,
     held_out_note,
@@ -109,12 +111,16 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
 
 def test_what_autos_clients_send_is_said_where_it_is_much(monkeypatch):
     """resnet50 has 53 layers with batch statistics, of 64 to 2048 channels: their d² add up to
-    28 209 152. With 10² and 4², of 8 bytes each, these are 226 MB."""
+    28 209 152. With 10² and 4², and 10 · (1 + 10 + 26 574) sums and counts, of 8 bytes each, these
+    are 228 MB."""
+    share = SimpleNamespace(train=range(1000))
+    monkeypatch.setattr(building, "training_shares", lambda config: [share] * 25)
     large, small = "torchvision.models:resnet50", "torchvision.models:resnet18"
     monkeypatch.setenv("FEDAPPS_ALLOW", f"{large},{small}")
     config = defaults() | {"method": "auto", "num-clients": 50, "dataset": "cifar10"}
     (note,) = method_caveats(config | {"model": large})
-    assert note.startswith("after the last round each training client sends 226 MB twice")
+    assert note.startswith("after the last round each training client sends 228 MB twice")
+    assert note.endswith("5695 MB of 25 clients")
     assert method_caveats(config | {"model": small}) == []
 
 

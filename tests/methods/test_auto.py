@@ -311,11 +311,15 @@ def test_the_exchanges_are_no_cost_of_a_novel_client(tmp_path):
     """It gets the model, statistics and rule, and sends nothing."""
     federate(**NORMED | {"rounds": 2, "output-dir": str(tmp_path)})
     before, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert "rule" not in before and before["novel-megabytes"]["up"] == 0
+    assert "rule" not in before["phases"] and before["novel-megabytes"]["up"] == 0
     assert last["novel-megabytes"]["up"] == 0
     model = before["novel-megabytes"]["down"]
-    assert model < last["novel-megabytes"]["down"] < last["rule"]["down"] / 2
-    assert last["rule"]["up"] > 0 and last["rule"]["seconds"] > 0
+    exchanged = last["rule-megabytes"]
+    assert model < last["novel-megabytes"]["down"] < exchanged["down"] / 2
+    assert exchanged["up"] > 0
+    phases = dict(last["phases"])
+    assert phases.pop("rule") > phases.pop("novel-client") > 0
+    assert sum(last["phases"].values()) - last["phases"]["novel-client"] <= last["seconds"]
 
 
 def test_without_newcomers_nobody_is_asked_and_clients_are_fedavgs():
