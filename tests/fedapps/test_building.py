@@ -120,7 +120,7 @@ def test_what_autos_clients_send_is_said_where_it_is_much(monkeypatch):
     config = defaults() | {"method": "auto", "num-clients": 50, "dataset": "cifar10"}
     (note,) = method_caveats(config | {"model": large})
     assert note.startswith("after the last round each training client sends 228 MB twice")
-    assert note.endswith("5695 MB of 25 clients")
+    assert "at once: 5695 MB of 25 clients" in note
     assert method_caveats(config | {"model": small}) == []
 
 

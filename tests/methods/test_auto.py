@@ -22,7 +22,7 @@ from clients.core.decision.changes import EVERY, named_changes
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.explanation import KEPT, explained
 from clients.core.decision.fit import Statistics
-from clients.core.decision.inner_values import look
+from clients.core.decision.inner_values import look, note_on_size
 from clients.core.decision.moments import Blocks, class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
@@ -515,8 +515,18 @@ def test_what_the_answers_hold_is_said_before_a_run_and_counted_in_its_memory():
     settings = {"model": "my-network", "candidates": "bbse", "shape": (3000,)}
     settings["shares"] = [share(X, Y)] * 20
     (line,) = AutoClient.caveats(network, plays=5, **settings)
-    assert "sends 72 MB twice" in line and line.endswith("at once: 1441 MB of 20 clients")
+    assert "sends 72 MB twice" in line and line.endswith(
+        "MB of 20 clients; the network has 0.036 MB"
+    )
+    assert "at once: 1441 MB of" in line
     assert not any("MB" in line for line in AutoClient.caveats(network, plays=0, **settings))
+    # 1000² + 1001² + 4² products and 1001 · (1 + 1001 + 2005) sums and counts are many for a
+    # network of 6010 numbers, and few for one of a million more.
+    small = nn.Sequential(nn.BatchNorm1d(1000), nn.Linear(6, 1))
+    small.head = nn.Linear(1, 1001)
+    assert "sends 40 MB twice" in note_on_size(small, small.head, 20)
+    small.other = nn.Linear(1000, 1000)
+    assert note_on_size(small, small.head, 20) == ""
     numbers = 9000041 + 3 * 3015
     held = AutoClient.bytes_after_rounds(network, 20, plays=5)
     # 12 sums, and 16 fits, which have twice as many products each.

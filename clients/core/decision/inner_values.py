@@ -21,6 +21,8 @@ NUM_OF_INPUT = 4  # values of an input's look
 NUM_LAST = 4  # values of the last block
 # Numbers of a training client's answer to `query.moments`, in float64.
 MANY_NUMBERS = 2**23
+SEVERAL_NUMBERS = 2**20  # are many for a network of fewer numbers by `MANY_TIMES`
+MANY_TIMES = 5
 MOST_NUMBERS = 2**27
 SETS_HELD = 12  # sums of two exchanges, over all clients and without each of five folds
 
@@ -136,12 +138,15 @@ def check_width(network: nn.Module, head: nn.Linear) -> None:
 def note_on_size(network: nn.Module, head: nn.Linear, num_training: int) -> str:
     """What the messages of so many training clients hold, where that is much; else ""."""
     numbers = numbers_sent(blocks_of(buffers_of(network), head.weight.shape), head.out_features)
-    if numbers <= MANY_NUMBERS:
+    size = sum(tensor.numel() for tensor in network.state_dict().values())
+    is_many_times_the_network = numbers > SEVERAL_NUMBERS and numbers > MANY_TIMES * size
+    if numbers <= MANY_NUMBERS and not is_many_times_the_network:
         return ""
     return (
         f"after the last round each training client sends {_megabytes(numbers)} twice, the "
-        "products of the network's inner values, and the server holds those of all clients at "
-        f"once: {_megabytes(numbers * num_training)} of {num_training} clients"
+        "products of the network's inner values and their sums by class, and the server holds "
+        f"those of all clients at once: {_megabytes(numbers * num_training)} of {num_training} "
+        f"clients; the network has {size * 4 / 1e6:.2g} MB"
     )
 
 
