@@ -172,6 +172,8 @@ class PersonalizedStrategy(StrategyHooks):
                 self.num_rounds = self.round  # a last round is always evaluated
                 with suppress(Stop):  # `on_round` may raise it again
                     self._evaluate(self.round, arrays, evaluation, result)
+            if self.round < num_rounds:
+                self.training_stopped(num_rounds)
         if not num_rounds:
             self.now = Round(0, report={"round": 0})
             self._evaluate(0, arrays, evaluation, result)

@@ -208,6 +208,16 @@ class Auto(FedAvg):
         self.source = source
         self.rule = {name: array.astype(np.float32) for name, array in rule.arrays().items()}
 
+    def training_stopped(self, num_rounds: int) -> None:
+        """Say that there is no rule, if the round that ended training was evaluated before."""
+        if self.plays and not self.rule and self.round < self.num_rounds:
+            self.say(
+                "no rule",
+                f"training ended after round {self.round} of {num_rounds}, and the last round "
+                "makes the rule; clients keep FedAvg's model; "
+                "`fedapps run --from RUN --methods auto` makes it",
+            )
+
     def say(self, what: str, text: str) -> None:
         """Log why clients keep FedAvg's model; the run's `errors.log` and the end of `fedapps run`
         say it, too."""

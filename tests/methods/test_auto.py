@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -36,10 +38,13 @@ from clients.models import build_model
 from clients.models.foreign import adopted
 from clients.models.head import headed
 from fedapps import InProcessGrid, client_app, load, server_app
+from fedapps.callbacks import Callback
+from fedapps.common.external_code import allow
 from partitions.datasets.loading import Info
 from partitions.parts import Part, packed
 from partitions.shares import UNLABELED
 from strategies.core.replies import Node
+from strategies.core.round_state import Stop
 from strategies.maths.decision import newton_step
 from strategies.maths.label_shift import prior
 from strategies.methods import auto as auto_server
@@ -550,6 +555,36 @@ def test_a_share_that_few_clients_cannot_certify_is_refused():
     Auto(alpha=0.091).check_training_clients(10)
     said = fedapps("run", "--methods", "auto", "num-clients=20", "rounds=1", code=2)
     assert "auto.alpha is 0.05; 10 training clients certify no share" in said
+
+
+def test_clients_without_labels_certify_no_share():
+    """Of the 20 training clients half have labels."""
+    arguments = ("num-clients=20", "train-fraction=1.0", "partition.labeled-clients=0.5")
+    said = fedapps("run", "--methods", "auto", *arguments, "rounds=1", code=2)
+    assert "auto.alpha is 0.05; 10 training clients certify no share" in said
+
+
+class Stopping(Callback):
+    """Ends training after the first round."""
+
+    def round_ends(self, report, strategy):
+        raise Stop
+
+
+@pytest.mark.parametrize(("evaluate_every", "has_rule"), [(1, False), (5, True)])
+def test_a_run_that_is_stopped_has_a_rule_or_says_that_it_has_none(
+    evaluate_every, has_rule, tmp_path, monkeypatch
+):
+    """The first round is evaluated before it is known to be the last one, or after."""
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Stopping=Stopping))
+    allow(f"{__name__}:Stopping")
+    config = {"rounds": 3, "evaluate-every": evaluate_every, "callbacks": f"{__name__}:Stopping"}
+    federate(**NORMED | config | {"output-dir": str(tmp_path)})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert ("novel-misfit" in json.loads(line)["evaluation"]) == has_rule
+    log = tmp_path / "errors.log"
+    words = "training ended after round 1 of 3, and the last round makes the rule"
+    assert (log.exists() and words in log.read_text()) != has_rule
 
 
 def test_coefficients_out_of_fold_are_those_of_the_other_clients():
