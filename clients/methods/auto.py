@@ -236,7 +236,11 @@ class AutoClient(HoldingOut):
         candidates the network leaves out, and which changes the inputs; which layers it never
         calls or are not read, what the messages hold, and that early stopping is off."""
         lines = []
-        counts = [len(share.train) for share in shares]
+        counts = []
+        whole = takes_tokens(network)
+        for share in shares:
+            counts.append(len(share.train))
+            whole = whole or not share.train[:1][0].is_floating_point()
         if plays:
             lines += cls._caveats_of_players(counts, held_out, alpha)
         if not plays:
@@ -275,7 +279,13 @@ class AutoClient(HoldingOut):
                 f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
                 "so all rounds are trained; set rounds"
             )
-        other_changes = left_out_changes(changes, 1 + len(shape), takes_tokens(network))
+        if plays and not named_changes(changes, 1 + len(shape), whole):
+            lines.append(
+                "inputs are whole numbers, of which auto.changes has no change, so newcomers have "
+                "other classes alone, and clients whose inputs these do not explain keep FedAvg's "
+                "model; write auto.changes=module:NAME of a change of your own"
+            )
+        other_changes = left_out_changes(changes, 1 + len(shape), whole)
         if plays and other_changes:
             lines.append(
                 f"auto.changes: {', '.join(other_changes)} left out, since the inputs have the "

@@ -1,13 +1,12 @@
 """Clients of one process: what is kept between their messages, and what is not."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from small_runs import SMALL
+from small_runs import SMALL, share
 
 from clients.core.arrays import from_record, to_record
 from fedapps import building
@@ -113,8 +112,8 @@ def test_what_autos_clients_send_is_said_where_it_is_much(monkeypatch):
     """resnet50 has 53 layers with batch statistics, of 64 to 2048 channels: their d² add up to
     28 209 152. With 10² and 4², and 10 · (1 + 10 + 26 574) sums and counts, of 8 bytes each, these
     are 228 MB."""
-    share = SimpleNamespace(train=range(1000))
-    monkeypatch.setattr(building, "training_shares", lambda config: [share] * 25)
+    of_25 = [share(torch.zeros(1000, 3, 32, 32), [0] * 1000)] * 25
+    monkeypatch.setattr(building, "training_shares", lambda config: of_25)
     large, small = "torchvision.models:resnet50", "torchvision.models:resnet18"
     monkeypatch.setenv("FEDAPPS_ALLOW", f"{large},{small}")
     config = defaults() | {"method": "auto", "num-clients": 50, "dataset": "cifar10"}

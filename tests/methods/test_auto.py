@@ -490,6 +490,15 @@ def test_changes_of_other_inputs_are_said_before_a_run():
     assert line == "auto.changes: column-noise left out, since the inputs have the shape (1, 8, 8)"
 
 
+def test_that_tokens_have_no_changes_is_said_before_a_run():
+    numbers = share(torch.zeros(100, 1, 8, 8, dtype=torch.long), [0] * 100)
+    tokens = [replace(numbers, train=replace(numbers.train, whole=True))] * 4
+    (line,) = caveats_of([], shares=tokens)
+    assert line.startswith("inputs are whole numbers, of which auto.changes has no change")
+    assert caveats_of([], shares=tokens, plays=0)[1:] == []
+    assert caveats_of([], shares=[numbers] * 4) == []
+
+
 def test_a_change_that_is_named_twice_is_one():
     assert named_changes("blur, salt,blur", 4) == named_changes("blur,salt", 4)
 
