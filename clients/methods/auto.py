@@ -236,11 +236,12 @@ class AutoClient(HoldingOut):
         candidates the network leaves out, and which changes the inputs; which layers it never
         calls or are not read, what the messages hold, and that early stopping is off."""
         lines = []
-        counts = []
+        counts: list[int] = []
         whole = takes_tokens(network)
         for share in shares:
+            if not counts:  # all clients have the same kind of inputs
+                whole = whole or not share.train[:1][0].is_floating_point()
             counts.append(len(share.train))
-            whole = whole or not share.train[:1][0].is_floating_point()
         if plays:
             lines += cls._caveats_of_players(counts, held_out, alpha)
         if not plays:
