@@ -340,13 +340,14 @@ class AutoClient(HoldingOut):
         named = [*self.names, *names_in(self.changes)]
         if not any(map(is_reference, named)):
             return
-        x, _ = self.share.everything.to(self.device)[: SIZES[0]]
+        x, _ = self.share.everything.to(self.device)[: SIZES[-1]]
         if len(x) < SIZES[0]:
             return
         self.receive(self.initial, {})
         # Where a class has few samples, a newcomer may have as few as two.
-        for inputs in (x, x[:FEWEST]):
-            self._check_own_code_on(inputs)
+        for size in (SIZES[0], FEWEST, *SIZES[1:]):
+            if size <= len(x):
+                self._check_own_code_on(x[:size])
 
     def _check_own_code_on(self, x: Tensor) -> None:
         """`check_own_code` on inputs x (n, *shape), with the received model."""
