@@ -362,10 +362,20 @@ def replaced_settings(configs: Sequence[Config]) -> Config:
     return {f"{method}.{name}": value for name, value in replaced[0].items()}
 
 
+def are_training(config: Config, method: str) -> np.ndarray:
+    """By client whether it trains, as `PersonalizedStrategy.training_nodes` has it: those without
+    labels do with few methods."""
+    federation = partitions.federation(with_public(config, method))
+    if METHODS[method].strategy.trains_unlabeled and config["dp"] == "none":
+        return ~federation.novel
+    return ~(federation.novel | federation.unlabeled)
+
+
 def training_shares(config: Config) -> Iterator[Share]:
     """The data of each training client."""
-    federation = partitions.federation(with_public(config, str(config["method"])))
-    for number in np.flatnonzero(~federation.novel):
+    method = str(config["method"])
+    federation = partitions.federation(with_public(config, method))
+    for number in np.flatnonzero(are_training(config, method)):
         yield federation.share(int(number))
 
 

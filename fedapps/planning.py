@@ -199,11 +199,9 @@ def _with_enough_clients(jobs: "list[Job]") -> "list[Job]":
 
 def _num_training_clients(config: "Config", method: str) -> int:
     """How many clients train, by the federation of the configuration."""
-    from fedapps.building import with_public
-    from partitions import federation
+    from fedapps.building import are_training
 
-    novel = federation(with_public(config, method)).novel
-    return int((~novel).sum())
+    return int(are_training(config, method).sum())
 
 
 def plan(

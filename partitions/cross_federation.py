@@ -56,6 +56,8 @@ class CrossFederation(Federation):
             "train-fraction": 1.0,
         }
         self._training = Federation(training_config, self.dataset)
+        self.unlabeled = np.zeros_like(self.novel)
+        self.unlabeled[~self.novel] = self._training.unlabeled
         self.public = self._training.public
         self.encoding = None
         self.words = ()

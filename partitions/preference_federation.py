@@ -37,6 +37,7 @@ class PreferenceFederation(Federation):
         self.num_clients = int(config["num-clients"])
         self._seed = int(config["seed"])
         self.novel = self._roles(float(config["train-fraction"]))
+        self.unlabeled = np.zeros_like(self.novel)  # each user's labels are its preferences
         if changes(config, self.novel) or config["partition.test-shift"] != "none":
             raise ValueError(
                 "partition 'preference' takes neither corruptions, permuted labels nor test-shift"

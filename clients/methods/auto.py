@@ -69,9 +69,11 @@ from clients.core.decision.explanation import (
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.inner_values import (
     blocks_of,
+    buffers_of,
     bytes_held,
     check_width,
     inputs_of,
+    is_readable,
     layers_with_statistics,
     look,
     note_on_size,
@@ -100,7 +102,7 @@ from clients.methods._batchwise import (
     mixed_statistics,
     pooled_moments,
 )
-from clients.models.foreign import never_called, takes_tokens, takes_whole_numbers
+from clients.models.foreign import BLANKS, shapes_by_layer, takes_tokens, takes_whole_numbers
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -232,9 +234,14 @@ class AutoClient(HoldingOut):
     ) -> list[str]:
         """That nobody plays newcomers, or too few do, or with samples of the training; which
         candidates the network leaves out, and which changes the inputs; which layers it never
-        calls, what the messages hold, and that early stopping is off."""
+        calls or are not read, what the messages hold, and that early stopping is off."""
         lines = []
-        counts = [len(share.train) for share in shares]
+        counts: list[int] = []
+        whole = takes_tokens(network)
+        for share in shares:
+            if not counts:  # all clients have the same kind of inputs
+                whole = whole or not share.train[:1][0].is_floating_point()
+            counts.append(len(share.train))
         if plays:
             lines += cls._caveats_of_players(counts, held_out, alpha)
         if not plays:
@@ -251,19 +258,35 @@ class AutoClient(HoldingOut):
                 f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
                 f"{missing_statistics(model, network)}"
             )
-        unread = never_called(network, layers_with_statistics(network), shape)
-        if unread:
+        shapes = shapes_by_layer(network, layers_with_statistics(network), shape)
+        never_called = [name for name in shapes if not shapes[name]]
+        if never_called:
             lines.append(
-                f"the forward pass of {model} never calls {', '.join(unread):.200}, so what enters "
-                "there is not read, and its statistics are not corrected; call such a layer, or "
-                "leave it out"
+                f"the forward pass of {model} never calls {', '.join(never_called):.200}, so what "
+                "enters there is not read, and its statistics are not corrected; call such a "
+                "layer, or leave it out"
             )
+        sizes = sizes_with_statistics(buffers_of(network))
+        for name, given in shapes.items():
+            readable = [is_readable(each, BLANKS, sizes[name]) for each in given]
+            if given and not any(readable):
+                lines.append(
+                    f"what enters {name} of {model} has the shape {given[0]} for {BLANKS} "
+                    f"inputs and {sizes[name]} channels, so it is not read, and changes of the "
+                    f"inputs are noticed less; give it the shape ({BLANKS}, {sizes[name]}, …)"
+                )
         if early_stopping:
             lines.append(
                 f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
                 "so all rounds are trained; set rounds"
             )
-        other_changes = left_out_changes(changes, 1 + len(shape), takes_tokens(network))
+        if plays and not named_changes(changes, 1 + len(shape), whole):
+            lines.append(
+                "inputs are whole numbers, of which auto.changes has no change, so newcomers have "
+                "other classes alone, and clients whose inputs these do not explain keep FedAvg's "
+                "model; write auto.changes=module:NAME of a change of your own"
+            )
+        other_changes = left_out_changes(changes, 1 + len(shape), whole)
         if plays and other_changes:
             lines.append(
                 f"auto.changes: {', '.join(other_changes)} left out, since the inputs have the "
@@ -317,13 +340,14 @@ class AutoClient(HoldingOut):
         named = [*self.names, *names_in(self.changes)]
         if not any(map(is_reference, named)):
             return
-        x, _ = self.share.everything.to(self.device)[: SIZES[0]]
+        x, _ = self.share.everything.to(self.device)[: SIZES[-1]]
         if len(x) < SIZES[0]:
             return
         self.receive(self.initial, {})
         # Where a class has few samples, a newcomer may have as few as two.
-        for inputs in (x, x[:FEWEST]):
-            self._check_own_code_on(inputs)
+        for size in (SIZES[0], FEWEST, *SIZES[1:]):
+            if size <= len(x):
+                self._check_own_code_on(x[:size])
 
     def _check_own_code_on(self, x: Tensor) -> None:
         """`check_own_code` on inputs x (n, *shape), with the received model."""

@@ -38,10 +38,13 @@ def layers_of(network: nn.Module) -> str:
     return ", ".join(layers) or "no linear layer"
 
 
+BLANKS = 2  # inputs of zeros: batch normalisation in training takes no single one
+
+
 def blank_inputs(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Two inputs (2, *shape) of zeros, on the device of the network's parameters."""
+    """`BLANKS` inputs (2, *shape) of zeros, on the device of the network's parameters."""
     device = next(network.parameters(), torch.empty(0)).device
-    return torch.zeros(2, *shape, dtype=torch.float32, device=device)
+    return torch.zeros(BLANKS, *shape, dtype=torch.float32, device=device)
 
 
 def trial_inputs(network: nn.Module, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
@@ -590,13 +593,15 @@ def layers_by_call(network: nn.Module, x: Tensor) -> list[str]:
     return not_called + called
 
 
-def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, ...]) -> list[str]:
-    """Those among the `names` of layers that a forward pass of inputs (n, *shape) in evaluation
-    mode does not call; none if the network cannot take blank inputs."""
-    called: set[str] = set()
+def shapes_by_layer(
+    network: nn.Module, names: Collection[str], shape: tuple[int, ...]
+) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes of what enters each of the layers `names` in a forward pass of `BLANKS` inputs
+    (n, *shape) in evaluation mode, call by call; {} if the network cannot take blank inputs."""
+    shapes: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
 
-    def note(name: str, _: Tensor) -> None:
-        called.add(name)
+    def note(name: str, x: Tensor) -> None:
+        shapes[name].append(tuple(x.shape))
 
     handles = []
     for name in names:
@@ -606,7 +611,7 @@ def never_called(network: nn.Module, names: Collection[str], shape: tuple[int, .
     finally:
         for handle in handles:
             handle.remove()
-    return [] if output is None else [name for name in names if name not in called]
+    return {} if output is None else shapes
 
 
 def check_gradients(network: nn.Module, method: str, shape: tuple[int, ...]) -> None:
@@ -620,7 +625,8 @@ def check_gradients(network: nn.Module, method: str, shape: tuple[int, ...]) -> 
         return
     lost = sorted(in_training - in_evaluation)
     owners = {name: name.rpartition(".")[0] for name in lost}
-    uncalled = never_called(network, set(owners.values()), shape)  # such as an auxiliary head
+    shapes = shapes_by_layer(network, set(owners.values()), shape)
+    uncalled = [name for name, calls in shapes.items() if not calls]  # such as an auxiliary head
     lost = [name for name in lost if owners[name] not in uncalled]
     if lost:
         raise ValueError(

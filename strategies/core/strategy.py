@@ -172,6 +172,8 @@ class PersonalizedStrategy(StrategyHooks):
                 self.num_rounds = self.round  # a last round is always evaluated
                 with suppress(Stop):  # `on_round` may raise it again
                     self._evaluate(self.round, arrays, evaluation, result)
+            if self.round < num_rounds:
+                self.training_stopped(num_rounds)
         if not num_rounds:
             self.now = Round(0, report={"round": 0})
             self._evaluate(0, arrays, evaluation, result)
@@ -609,10 +611,11 @@ class PersonalizedStrategy(StrategyHooks):
         return payloads
 
     @contextmanager
-    def preparing(self, entry: str, num_clients: int) -> Iterator[None]:
+    def preparing(self, phase: str, num_clients: int) -> Iterator[None]:
         """Within the context `personalize` prepares with `num_clients` training clients what serves
-        all nodes. The round's report has its `seconds`, and the megabytes that one of these clients
-        gets (`down`) and sends (`up`), under the name `entry`; no novel client's cost has them."""
+        all nodes. The round's report has its seconds as the phase `phase`, and the megabytes that
+        one of these clients gets (`down`) and sends (`up`) as ``PHASE-megabytes``; no novel
+        client's cost has them."""
         now = self.now
         started = time.monotonic()
         bytes_before = dict(now.bytes)
@@ -625,8 +628,9 @@ class PersonalizedStrategy(StrategyHooks):
                 bytes_up=now.bytes["up"] - bytes_before["up"],
             )
             now.preparation_cost = cost
-            now.report[entry] = {
-                "seconds": cost.seconds,
+            now.phases[phase] = cost.seconds
+            now.phase_started += cost.seconds  # the phase around it does not have them, too
+            now.report[f"{phase}-megabytes"] = {
                 "down": cost.bytes_down / num_clients / 1e6,
                 "up": cost.bytes_up / num_clients / 1e6,
             }

@@ -485,6 +485,9 @@ class StrategyHooks(Configured, Strategy, metaclass=Rebuilding):
             answers.append(self.receiver.receive(sent, replies, request.like))
         return answers
 
+    def training_stopped(self, num_rounds: int) -> None:
+        """Called if training has ended in order before round `num_rounds`, the last one."""
+
     def training_nodes(self) -> Nodes:
         """The training nodes that are present, by client id.
 

@@ -88,7 +88,7 @@ SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "
 # Of the two regimes, in texts and in the run's files.
 REGIME_WORDS = ("label shift explains", "label shift does not explain")
 REGIME_NAMES = ("label-shift", "other-inputs")
-RULE_COST = "rule"  # entry of the last round's report: what the exchanges cost
+RULE_PHASE = "rule"  # of the last round: the exchanges
 PLAYED = "played"  # entry of the last round's report: what the rule means for played newcomers
 SMALLEST_MISFIT_DEVIATION = 1e-3  # clients get μ in float32, whose error is up to 1e-6
 NOT_CUT = (1, 2)  # entries of the BN descriptors: H(q) after, fall of the entropy
@@ -181,7 +181,7 @@ class Auto(FedAvg):
             return dict.fromkeys(nodes, arrays)
         training = self.training_nodes()
         if training and not self.serves_finished_run:
-            with self.preparing(RULE_COST, len(training)):
+            with self.preparing(RULE_PHASE, len(training)):
                 self.make_rule(arrays, training)
         if self.rule:
             arrays = arrays | prefixed(SOURCE, self.source) | prefixed(RULE, self.rule)
@@ -207,6 +207,16 @@ class Auto(FedAvg):
             return
         self.source = source
         self.rule = {name: array.astype(np.float32) for name, array in rule.arrays().items()}
+
+    def training_stopped(self, num_rounds: int) -> None:
+        """Say that there is no rule, if the round that ended training was evaluated before."""
+        if self.plays and not self.rule and self.round < self.num_rounds:
+            self.say(
+                "no rule",
+                f"training ended after round {self.round} of {num_rounds}, and the last round "
+                "makes the rule; clients keep FedAvg's model; "
+                "`fedapps run --from RUN --methods auto` makes it",
+            )
 
     def say(self, what: str, text: str) -> None:
         """Log why clients keep FedAvg's model; the run's `errors.log` and the end of `fedapps run`

@@ -8,11 +8,12 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from small_runs import SMALL
+from small_runs import SMALL, share
 from torch import nn
 
 from clients.core.arrays import from_record, to_record
 from clients.models.foreign import adopted
+from fedapps import building
 from fedapps.building import (
     check_chosen,
     client_settings,
@@ -158,12 +159,16 @@ def test_what_auto_cannot_choose_is_said_before_a_run():
 
 def test_what_autos_clients_send_is_said_where_it_is_much(monkeypatch):
     """resnet50 has 53 layers with batch statistics, of 64 to 2048 channels: their d² add up to
-    28 209 152. With 10² and 4², of 8 bytes each, these are 226 MB."""
+    28 209 152. With 10² and 4², and 10 · (1 + 10 + 26 574) sums and counts, of 8 bytes each, these
+    are 228 MB."""
+    of_25 = [share(torch.zeros(1000, 3, 32, 32), [0] * 1000)] * 25
+    monkeypatch.setattr(building, "training_shares", lambda config: of_25)
     large, small = "torchvision.models:resnet50", "torchvision.models:resnet18"
     monkeypatch.setenv("FEDAPPS_ALLOW", f"{large},{small}")
     config = defaults() | {"method": "auto", "num-clients": 50, "dataset": "cifar10"}
     (note,) = method_caveats(config | {"model": large})
-    assert note.startswith("after the last round each training client sends 226 MB twice")
+    assert note.startswith("after the last round each training client sends 228 MB twice")
+    assert "at once: 5695 MB of 25 clients" in note
     assert method_caveats(config | {"model": small}) == []
 
 

@@ -1,8 +1,11 @@
 """Auto: its client and its server, in small runs and with rules made by hand."""
 
 import json
+import re
+import sys
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +24,7 @@ from clients.core.decision.changes import EVERY, named_changes
 from clients.core.decision.choice import KEEP, LABEL_SHIFT, NEVER, OUTSIDE, Case, Decision, Rule
 from clients.core.decision.explanation import KEPT, explained
 from clients.core.decision.fit import Statistics
-from clients.core.decision.inner_values import look
+from clients.core.decision.inner_values import look, note_on_size
 from clients.core.decision.moments import Blocks, class_means
 from clients.core.decision.tallies import derivatives
 from clients.core.evaluation import predict_novel
@@ -35,10 +38,13 @@ from clients.models import build_model
 from clients.models.foreign import adopted
 from clients.models.head import headed
 from fedapps import InProcessGrid, client_app, load, server_app
+from fedapps.callbacks import Callback
+from fedapps.common.external_code import allow
 from partitions.datasets.loading import Info
 from partitions.parts import Part, packed
 from partitions.shares import UNLABELED
 from strategies.core.replies import Node
+from strategies.core.round_state import Stop
 from strategies.maths.decision import newton_step
 from strategies.maths.label_shift import prior
 from strategies.methods import auto as auto_server
@@ -310,11 +316,15 @@ def test_the_exchanges_are_no_cost_of_a_novel_client(tmp_path):
     """It gets the model, statistics and rule, and sends nothing."""
     federate(**NORMED | {"rounds": 2, "output-dir": str(tmp_path)})
     before, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert "rule" not in before and before["novel-megabytes"]["up"] == 0
+    assert "rule" not in before["phases"] and before["novel-megabytes"]["up"] == 0
     assert last["novel-megabytes"]["up"] == 0
     model = before["novel-megabytes"]["down"]
-    assert model < last["novel-megabytes"]["down"] < last["rule"]["down"] / 2
-    assert last["rule"]["up"] > 0 and last["rule"]["seconds"] > 0
+    exchanged = last["rule-megabytes"]
+    assert model < last["novel-megabytes"]["down"] < exchanged["down"] / 2
+    assert exchanged["up"] > 0
+    phases = dict(last["phases"])
+    assert phases.pop("rule") > phases.pop("novel-client") > 0
+    assert sum(last["phases"].values()) - last["phases"]["novel-client"] <= last["seconds"]
 
 
 def test_without_newcomers_nobody_is_asked_and_clients_are_fedavgs():
@@ -480,6 +490,15 @@ def test_changes_of_other_inputs_are_said_before_a_run():
     assert line == "auto.changes: column-noise left out, since the inputs have the shape (1, 8, 8)"
 
 
+def test_that_tokens_have_no_changes_is_said_before_a_run():
+    numbers = share(torch.zeros(100, 1, 8, 8, dtype=torch.long), [0] * 100)
+    tokens = [replace(numbers, train=replace(numbers.train, whole=True))] * 4
+    (line,) = caveats_of([], shares=tokens)
+    assert line.startswith("inputs are whole numbers, of which auto.changes has no change")
+    assert caveats_of([], shares=tokens, plays=0)[1:] == []
+    assert caveats_of([], shares=[numbers] * 4) == []
+
+
 def test_a_change_that_is_named_twice_is_one():
     assert named_changes("blur, salt,blur", 4) == named_changes("blur,salt", 4)
 
@@ -510,8 +529,18 @@ def test_what_the_answers_hold_is_said_before_a_run_and_counted_in_its_memory():
     settings = {"model": "my-network", "candidates": "bbse", "shape": (3000,)}
     settings["shares"] = [share(X, Y)] * 20
     (line,) = AutoClient.caveats(network, plays=5, **settings)
-    assert "sends 72 MB twice" in line and line.endswith("at once: 1441 MB of 20 clients")
+    assert "sends 72 MB twice" in line and line.endswith(
+        "MB of 20 clients; the network has 0.036 MB"
+    )
+    assert "at once: 1441 MB of" in line
     assert not any("MB" in line for line in AutoClient.caveats(network, plays=0, **settings))
+    # 1000² + 1001² + 4² products and 1001 · (1 + 1001 + 2005) sums and counts are many for a
+    # network of 6010 numbers, and few for one of a million more.
+    small = nn.Sequential(nn.BatchNorm1d(1000), nn.Linear(6, 1))
+    small.head = nn.Linear(1, 1001)
+    assert "sends 40 MB twice" in note_on_size(small, small.head, 20)
+    small.other = nn.Linear(1000, 1000)
+    assert note_on_size(small, small.head, 20) == ""
     numbers = 9000041 + 3 * 3015
     held = AutoClient.bytes_after_rounds(network, 20, plays=5)
     # 12 sums, and 16 fits, which have twice as many products each.
@@ -535,6 +564,36 @@ def test_a_share_that_few_clients_cannot_certify_is_refused():
     Auto(alpha=0.091).check_training_clients(10)
     said = fedapps("run", "--methods", "auto", "num-clients=20", "rounds=1", code=2)
     assert "auto.alpha is 0.05; 10 training clients certify no share" in said
+
+
+def test_clients_without_labels_certify_no_share():
+    """Of the 20 training clients half have labels."""
+    arguments = ("num-clients=20", "train-fraction=1.0", "partition.labeled-clients=0.5")
+    said = fedapps("run", "--methods", "auto", *arguments, "rounds=1", code=2)
+    assert "auto.alpha is 0.05; 10 training clients certify no share" in said
+
+
+class Stopping(Callback):
+    """Ends training after the first round."""
+
+    def round_ends(self, report, strategy):
+        raise Stop
+
+
+@pytest.mark.parametrize(("evaluate_every", "has_rule"), [(1, False), (5, True)])
+def test_a_run_that_is_stopped_has_a_rule_or_says_that_it_has_none(
+    evaluate_every, has_rule, tmp_path, monkeypatch
+):
+    """The first round is evaluated before it is known to be the last one, or after."""
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Stopping=Stopping))
+    allow(f"{__name__}:Stopping")
+    config = {"rounds": 3, "evaluate-every": evaluate_every, "callbacks": f"{__name__}:Stopping"}
+    federate(**NORMED | config | {"output-dir": str(tmp_path)})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert ("novel-misfit" in json.loads(line)["evaluation"]) == has_rule
+    log = tmp_path / "errors.log"
+    words = "training ended after round 1 of 3, and the last round makes the rule"
+    assert (log.exists() and words in log.read_text()) != has_rule
 
 
 def test_coefficients_out_of_fold_are_those_of_the_other_clients():
@@ -849,6 +908,53 @@ def test_layers_that_are_never_called_are_said_before_a_run():
     # Of a network that takes other inputs nothing is known.
     assert AutoClient.caveats(network, **settings | {"shape": (3, 8, 8)}) == []
     assert AutoClient.caveats(Normed(), **settings) == []
+
+
+class Steps(nn.Module):
+    """Normalises each row of an image of 8 rows by itself, as a sample of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x.reshape(-1, 8)).reshape(len(x), 64))
+
+
+class ChannelsLast(nn.BatchNorm1d):
+    """Batch normalisation of inputs (n, …, channels)."""
+
+    def forward(self, x):
+        return F.batch_norm(x.flatten(0, -2), self.running_mean, self.running_var).reshape(x.shape)
+
+
+class Rows(nn.Module):
+    """Normalises images of 8 rows, which have four values each."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 4), ChannelsLast(4)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.first(x[:, 0])).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(Steps, r"\(16, 8\) for 2 inputs and 8 channels"), (Rows, r"\(2, 8, 4\) for 2 .* 4 channels")],
+)
+def test_layers_whose_inputs_are_not_read_are_said_before_a_run(kind, shape):
+    """φ has zeros there, see `test_a_layer_that_sees_no_batch_says_nothing_of_a_client`, and its
+    width is that which the server knows."""
+    settings = {"model": "my-network", "candidates": "bbse,bn16", "plays": 5, "shape": (1, 8, 8)}
+    network = kind()
+    (line,) = AutoClient.caveats(network, **settings)
+    assert re.match(f"what enters norm of my-network has the shape {shape}, so it is not", line)
+    client = AutoClient(headed(network, "auto", (1, 8, 8), 3), share(X, Y))
+    phi, _ = client.inner_values(X)
+    assert phi.shape == (40, client.blocks.width) and not phi[:, : client.blocks.sizes[0]].any()
 
 
 def test_a_layer_of_torch_jit_is_refused():

@@ -247,6 +247,7 @@ OWN_FAULTS = {
     "CLASSES": r"CLASSES', which predicts torch\.int64 of the shape \(20, 10\)",
     "SHORT": r"SHORT', which predicts .*\(20, 2\) for 20 inputs; it must be .*\(20, 10\)",
     "PAIRING": "PAIRING', which fails on 2 inputs of client 0: RuntimeError: shape",
+    "CROWDED": "CROWDED', which fails on 100 inputs of client 0: RuntimeError: ",
     "INFINITE": "INFINITE', which predicts numbers that are not finite .* never be chosen",
     "cropped": r"cropped gives the shape \(20, 1, 8, 7\)",
     "listed": "listed gives a list; a change gives a tensor",

@@ -53,6 +53,7 @@ def test_novel_clients_of_another_dataset_keep_their_labels(divide, monkeypatch)
     hidden = [fed.share(i).unlabeled for i in range(6)]
     assert sum(hidden) == 2 and not any(hidden[i] for i in np.flatnonzero(fed.novel))
     assert all((labels(fed.share(i)) >= 0).all() for i in np.flatnonzero(fed.novel))
+    assert fed.unlabeled.tolist() == hidden
 
 
 def test_users_with_preferences_all_have_labels():
@@ -62,3 +63,5 @@ def test_users_with_preferences_all_have_labels():
     changes = {"partition": "preference", "partition.labeled-clients": 0.5}
     with pytest.raises(ValueError, match=r"labeled-clients is 0\.5; users"):
         partitions.federation(defaults() | changes)
+    fed = partitions.federation(defaults() | {"partition": "preference"})
+    assert fed.unlabeled.shape == fed.novel.shape and not fed.unlabeled.any()

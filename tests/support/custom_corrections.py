@@ -92,12 +92,22 @@ class Wraps(Doubting):
         return torch.nn.Sequential(model)
 
 
+class Crowded(Client):
+    """Has room for 60 inputs."""
+
+    def predict(self, x):
+        room = torch.zeros(60, len(self.model.head.bias))
+        room[: len(x)] = super().predict(x)
+        return room[: len(x)]
+
+
 def _correction(client):
     return Method(FedAvg, client, "a test", "a test", name=client.__name__.lower())
 
 
 DOUBTING = _correction(Doubting)
 SHORT = _correction(Short)
+CROWDED = _correction(Crowded)
 INFINITE = _correction(Infinite)
 INVERTING = _correction(Inverting)
 FAILING = _correction(Failing)

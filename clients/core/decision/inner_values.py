@@ -21,6 +21,8 @@ NUM_OF_INPUT = 4  # values of an input's look
 NUM_LAST = 4  # values of the last block
 # Numbers of a training client's answer to `query.moments`, in float64.
 MANY_NUMBERS = 2**23
+SEVERAL_NUMBERS = 2**20  # are many for a network of fewer numbers by `MANY_TIMES`
+MANY_TIMES = 5
 MOST_NUMBERS = 2**27
 SETS_HELD = 12  # sums of two exchanges, over all clients and without each of five folds
 
@@ -67,14 +69,14 @@ def inputs_of(
     layers: Sequence[nn.Module], sizes: Sequence[int], x: Tensor
 ) -> Iterator[list[Tensor]]:
     """Within the context a forward pass of inputs x (n, *shape) fills the list: channel means
-    (n, d_l) of what enters each layer, with d_l in `sizes`. A layer that sees no batch of n leaves
-    zeros."""
+    (n, d_l) of what enters each layer, with d_l in `sizes`. A layer of other inputs than
+    `is_readable` leaves zeros."""
     n = len(x)
     means = [torch.zeros(n, size, device=x.device) for size in sizes]
 
     def keep(place: int, values: Tensor) -> None:
         values = values.detach()
-        if len(values) == n:
+        if is_readable(values.shape, n, sizes[place]):
             means[place] = values.flatten(2).mean(2) if values.ndim > 2 else values
 
     handles = []
@@ -87,13 +89,18 @@ def inputs_of(
             handle.remove()
 
 
+def is_readable(shape: Sequence[int], n: int, size: int) -> bool:
+    """Whether what enters a layer of `size` channels is a batch (n, size, …)."""
+    return len(shape) > 1 and shape[0] == n and shape[1] == size
+
+
 # The sizes of a client's messages
 
 
 def layers_with_statistics(network: nn.Module) -> list[str]:
     """The names of the layers with running statistics. Raises ValueError for one of torch.jit,
     whose inputs cannot be read."""
-    names = [*sizes_with_statistics(_buffers(network))]
+    names = [*sizes_with_statistics(buffers_of(network))]
     for name in names:
         if isinstance(network.get_submodule(name), torch.jit.ScriptModule):
             raise ValueError(
@@ -110,7 +117,7 @@ def numbers_sent(blocks: Blocks, classes: int) -> int:
 
 def check_width(network: nn.Module, head: nn.Linear) -> None:
     """Raise ValueError if the moments of its inner values are too many for a message."""
-    arrays = _buffers(network)
+    arrays = buffers_of(network)
     blocks = blocks_of(arrays, head.weight.shape)
     numbers = numbers_sent(blocks, head.out_features)
     if numbers <= MOST_NUMBERS:
@@ -130,25 +137,28 @@ def check_width(network: nn.Module, head: nn.Linear) -> None:
 
 def note_on_size(network: nn.Module, head: nn.Linear, num_training: int) -> str:
     """What the messages of so many training clients hold, where that is much; else ""."""
-    numbers = numbers_sent(blocks_of(_buffers(network), head.weight.shape), head.out_features)
-    if numbers <= MANY_NUMBERS:
+    numbers = numbers_sent(blocks_of(buffers_of(network), head.weight.shape), head.out_features)
+    size = sum(tensor.numel() for tensor in network.state_dict().values())
+    is_many_times_the_network = numbers > SEVERAL_NUMBERS and numbers > MANY_TIMES * size
+    if numbers <= MANY_NUMBERS and not is_many_times_the_network:
         return ""
     return (
         f"after the last round each training client sends {_megabytes(numbers)} twice, the "
-        "products of the network's inner values, and the server holds those of all clients at "
-        f"once: {_megabytes(numbers * num_training)} of {num_training} clients"
+        "products of the network's inner values and their sums by class, and the server holds "
+        f"those of all clients at once: {_megabytes(numbers * num_training)} of {num_training} "
+        f"clients; the network has {size * 4 / 1e6:.2g} MB"
     )
 
 
 def bytes_held(network: nn.Module, head: nn.Linear, num_training: int) -> int:
     """What a process that serves so many training clients and the server holds of their answers
     and statistics, roughly: the answers, sums of them without each fold, fits."""
-    blocks = blocks_of(_buffers(network), head.weight.shape)
+    blocks = blocks_of(buffers_of(network), head.weight.shape)
     answers = numbers_sent(blocks, head.out_features) * (num_training + SETS_HELD)
     return 8 * (answers + most_shared(blocks) * NUMBERS_OF_FIT * blocks.entries)
 
 
-def _buffers(network: nn.Module) -> Arrays:
+def buffers_of(network: nn.Module) -> Arrays:
     """The network's buffers, by the names of its arrays."""
     return to_numpy(dict(network.named_buffers(remove_duplicate=False)))
 
