@@ -142,11 +142,12 @@ class Named(Model):
 
 
 class Played(Model):
-    """What auto's rule means for the newcomers that training clients have played: shares."""
+    """What auto's rule means for the newcomers that training clients have played: shares. Without
+    a guard none gets a correction."""
 
     regime: Literal["label-shift", "other-inputs"]
     clients: float
-    guard: float
+    guard: float | None
     corrected: float
     gain: float
     harmed: float

@@ -90,20 +90,28 @@ def calibrated(sums: np.ndarray) -> np.ndarray:
 
 
 def least_guard(
-    losses: np.ndarray, clients: float, alpha: float, corrected: np.ndarray | None = None
+    losses: np.ndarray,
+    corrected: np.ndarray,
+    clients: float,
+    alpha: float,
+    *,
+    of_corrected: bool = False,
 ) -> float:
-    """The least k for which (Σ_i loss_i + 1) / (N + 1) ≤ α, there and above, and, with `corrected`,
-    Σ_i loss_i ≤ α Σ_i corrected_i; NEVER if there is none. `losses` and `corrected` (K,) are sums
-    over the N `clients`: of the shares of newcomers that are harmed, and that get a correction."""
+    """The least k for which (Σ_i loss_i + 1) / (N + 1) ≤ α, there and above. NEVER where there is
+    none, and where no newcomer gets a correction by it: nothing is known of the harm of one.
+
+    `losses` and `corrected` (K,) are sums over the N `clients`: of the shares of newcomers that are
+    harmed, and that get a correction. With `of_corrected` also Σ_i loss_i ≤ α Σ_i corrected_i."""
     holds = (losses + 1) / (clients + 1) <= alpha
     able = np.logical_and.accumulate(holds[::-1])[::-1]  # there and above
-    if corrected is not None:
-        able = able & (losses <= alpha * corrected + ROUNDING)
+    able &= corrected > 0
+    if of_corrected:
+        able &= losses <= alpha * corrected + ROUNDING
     if not able.any():
         return NEVER
     return float(GUARDS[np.argmax(able)])
 
 
-def smallest_alpha(clients: int) -> float:
+def smallest_alpha(clients: float) -> float:
     """1 / (N + 1): no smaller α can be certified by N clients, even if none is harmed."""
     return 1 / (clients + 1)

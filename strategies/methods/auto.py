@@ -31,6 +31,7 @@ from clients.core.decision.choice import (
     DESCRIPTORS,
     NEVER,
     Rule,
+    able_in,
     candidates_of,
     num_features,
 )
@@ -416,44 +417,64 @@ class _Exchanges:
         by_k = (REGIMES, len(GUARDS))
         shapes = {"loss": by_k, "corrected": by_k, GAIN: by_k, "clients": (REGIMES,)}
         sums, _ = self.sum("guard", self.out_of_fold(rule, coefficients), shapes)
-        alpha = self.strategy.alpha
         guard = []
         played = []
-        for regime, words in enumerate(REGIME_WORDS):
-            clients = float(sums["clients"][regime])
-            corrected = None
-            if not self.has_statistics:
-                # Then BBSE is the candidate, which few small newcomers get, and most clients with
-                # more inputs: harm among all newcomers says little of these.
-                corrected = sums["corrected"][regime]
-            k = least_guard(sums["loss"][regime], clients, alpha, corrected)
-            if k == NEVER:
-                noun = "training client" if clients == 1 else "training clients"
-                text = (
-                    f"{clients:g} {noun} played newcomers that {words}, and no choice "
-                    f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model; raise "
-                    "auto.alpha, or take more training clients"
-                )
-                if not clients:
-                    text = (
-                        f"no training client played newcomers that {words}; clients like them keep "
-                        "FedAvg's model; for such newcomers raise auto.plays, or name changes of "
-                        "the inputs in auto.changes (of tokens your own ones)"
-                    )
-                self.strategy.say("no choice", text)
-            else:
-                played.append(self.played_by(regime, k, sums))
+        for regime in range(REGIMES):
+            k = self.guard_of(regime, sums)
             guard.append(k)
+            if sums["clients"][regime]:
+                played.append(self.played_by(regime, k, sums))
         self.strategy.now.report[PLAYED] = played
         return replace(rule, guard=np.array(guard))
+
+    def guard_of(self, regime: int, sums: Arrays) -> float:
+        """k of the regime; where there is none the run says why."""
+        alpha = self.strategy.alpha
+        clients = float(sums["clients"][regime])
+        corrected = sums["corrected"][regime]
+        words = REGIME_WORDS[regime]
+        if clients and not able_in(regime, self.candidates).any():
+            return 0.0  # there is nothing to choose from
+        # Without running statistics BBSE is the candidate, which few small newcomers get, and most
+        # clients with more inputs: harm among all newcomers says little of these.
+        k = least_guard(
+            sums["loss"][regime], corrected, clients, alpha, of_corrected=not self.has_statistics
+        )
+        if k != NEVER:
+            return k
+        if clients and smallest_alpha(clients) <= alpha and not corrected.any():
+            log(
+                INFO,
+                "auto: none of the newcomers that %s gets a correction, so nothing is known of the "
+                "harm of one; clients like them keep FedAvg's model",
+                words,
+            )
+            return NEVER
+        if clients:
+            noun = "training client" if clients == 1 else "training clients"
+            text = (
+                f"{clients:g} {noun} played newcomers that {words}, and no choice "
+                f"for them keeps alpha={alpha:g}; clients like them keep FedAvg's model; raise "
+                "auto.alpha, or take more training clients"
+            )
+        else:
+            text = (
+                f"no training client played newcomers that {words}; clients like them keep "
+                "FedAvg's model; for such newcomers raise auto.plays, or name changes of "
+                "the inputs in auto.changes (of tokens your own ones)"
+            )
+        self.strategy.say("no choice", text)
+        return NEVER
 
     def played_by(self, regime: int, k: float, sums: Arrays) -> dict[str, Any]:
         """What k means for the played newcomers of a regime, as means over their clients; it is
         logged, too. So candidates and other settings can be compared without any novel client."""
-        place = int(np.searchsorted(GUARDS, k))
         clients = float(sums["clients"][regime])
 
         def mean(name: str) -> float:
+            if k == NEVER:
+                return 0.0
+            place = int(np.searchsorted(GUARDS, k))
             return float(sums[name][regime, place]) / clients
 
         log(
@@ -469,7 +490,7 @@ class _Exchanges:
         return {
             "regime": REGIME_NAMES[regime],
             "clients": clients,
-            "guard": k,
+            "guard": None if k == NEVER else k,
             "corrected": mean("corrected"),
             "gain": mean(GAIN),
             "harmed": mean("loss"),

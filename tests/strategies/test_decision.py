@@ -107,32 +107,45 @@ def test_the_guard_by_a_hand_made_table():
     k = 0.2, 3 up to 0.4, again 4 at 0.5, then 2: the least k from which all hold is 0.6."""
     losses = np.full(len(GUARDS), 2.0)
     losses[:3], losses[3:5], losses[5] = 5, 3, 4
-    assert decision.least_guard(losses, 39, 0.1) == pytest.approx(0.6)
+    many = np.full(len(GUARDS), 30.0)
+    assert decision.least_guard(losses, many, 39, 0.1) == pytest.approx(0.6)
     losses[5] = 3
-    assert decision.least_guard(losses, 39, 0.1) == pytest.approx(0.3)
+    assert decision.least_guard(losses, many, 39, 0.1) == pytest.approx(0.3)
     losses[-1] = 4
-    assert decision.least_guard(losses, 39, 0.1) == NEVER
+    assert decision.least_guard(losses, many, 39, 0.1) == NEVER
+
+
+def test_a_guard_by_which_no_newcomer_gets_a_correction_certifies_none():
+    """Up to k = 0.9 five of 39 are harmed, which is too many, and from 1 on nobody gets a
+    correction: nobody is harmed, whatever a correction does. With one that gets it at 1, k is 1."""
+    losses = np.zeros(len(GUARDS))
+    corrected = np.zeros(len(GUARDS))
+    losses[:10], corrected[:10] = 5, 20
+    assert decision.least_guard(losses, corrected, 39, 0.1) == NEVER
+    corrected[10] = 0.2
+    assert decision.least_guard(losses, corrected, 39, 0.1) == pytest.approx(1)
 
 
 def test_the_guard_bounds_the_harm_of_those_that_get_a_correction():
     """N = 39, α = 0.1. Of 10 that get one 2 are harmed, more than a tenth, though 2 of 39 are
-    allowed where only all count. From k = 0.7 on 1 of 10 is, and from 5 on nobody gets one."""
+    allowed where only all count. From k = 0.7 on 1 of 10 is, and from 5 on none of 1."""
     losses = np.full(len(GUARDS), 2.0)
     corrected = np.full(len(GUARDS), 10.0)
-    losses[7:50], losses[50:], corrected[50:] = 1, 0, 0
-    assert decision.least_guard(losses, 39, 0.1, corrected) == pytest.approx(0.7)
-    assert decision.least_guard(losses, 39, 0.1) == 0
+    losses[7:50], losses[50:], corrected[50:] = 1, 0, 1
+    assert decision.least_guard(losses, corrected, 39, 0.1, of_corrected=True) == pytest.approx(0.7)
+    assert decision.least_guard(losses, corrected, 39, 0.1) == 0
     losses[7:50] = 2
-    assert decision.least_guard(losses, 39, 0.1, corrected) == pytest.approx(5)
+    assert decision.least_guard(losses, corrected, 39, 0.1, of_corrected=True) == pytest.approx(5)
     losses[50:] = 1
-    assert decision.least_guard(losses, 39, 0.1, corrected) == NEVER
+    assert decision.least_guard(losses, corrected, 39, 0.1, of_corrected=True) == NEVER
 
 
 def test_no_smaller_share_than_one_client_of_all_is_certified():
     """Without any loss 19 clients certify 1/20 = 0.05, 18 do not."""
     none = np.zeros(len(GUARDS))
-    assert decision.least_guard(none, 19, 0.05) == 0
-    assert decision.least_guard(none, 18, 0.05) == NEVER
+    some = np.ones(len(GUARDS))
+    assert decision.least_guard(none, some, 19, 0.05) == 0
+    assert decision.least_guard(none, some, 18, 0.05) == NEVER
     assert decision.smallest_alpha(19) == pytest.approx(0.05)
 
 
@@ -144,6 +157,6 @@ def test_the_guard_keeps_its_promise_for_exchangeable_clients():
     harm = []
     for _ in range(400):
         hurt = draw.random((60, 1)) < chances  # a client that k harms, a lower k harms as well
-        k = decision.least_guard(hurt.sum(0).astype(float), 60, 0.1)
+        k = decision.least_guard(hurt.sum(0).astype(float), np.full(len(GUARDS), 60.0), 60, 0.1)
         harm.append(float(chances[np.searchsorted(GUARDS, k)]) if k != NEVER else 0.0)
     assert np.mean(harm) <= 0.1 and np.mean(harm) > 0.06

@@ -68,7 +68,7 @@ def explained(rule: Rule, decision: Decision, candidates: Sequence[str], n: int)
             f"changes, {100 * gain:.1f} points are expected to be won",
         )
     if rule.guard[decision.regime] == NEVER:
-        text = f"{KEPT}: {inputs} and too few training clients have played newcomers like that"
+        text = f"{KEPT}: {inputs} and the newcomers that clients have played allow no correction"
         return Choice(NONE, text)
     first = _most_promising(decision, candidates)
     is_able = able_in(decision.regime, candidates)[first]
