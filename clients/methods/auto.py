@@ -12,8 +12,7 @@ as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is F
 
 In a stream each update decides anew, for its inputs together with the newest ones before them."""
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,6 @@ from clients.core.decision.changes import (
     Changer,
     OwnChange,
     decimals_of_tokens,
-    left_out_changes,
     named_changes,
 )
 from clients.core.decision.choice import (
@@ -69,11 +67,9 @@ from clients.core.decision.explanation import (
 from clients.core.decision.fit import SOFTMAX, Statistics, shared_fit
 from clients.core.decision.inner_values import (
     blocks_of,
-    buffers_of,
     bytes_held,
     check_width,
     inputs_of,
-    is_readable,
     layers_with_statistics,
     look,
     note_on_size,
@@ -92,8 +88,9 @@ from clients.core.decision.tallies import (
 from clients.core.evaluation import Choice, by_parts
 from clients.core.functional import functional_call
 from clients.core.label_shift import bbse, log_q_by_em
-from clients.core.normalisation import missing_statistics, sizes_with_statistics
+from clients.core.normalisation import sizes_with_statistics
 from clients.core.protocol import FewShot
+from clients.methods import _auto_notes
 from clients.methods._batchwise import (
     Changes,
     HoldingOut,
@@ -102,7 +99,7 @@ from clients.methods._batchwise import (
     mixed_statistics,
     pooled_moments,
 )
-from clients.models.foreign import BLANKS, shapes_by_layer, takes_tokens, takes_whole_numbers
+from clients.models.foreign import takes_tokens, takes_whole_numbers
 from clients.models.head import head_of
 from fedapps.common.errors import error_line, is_sentence
 from fedapps.common.external_code import is_reference
@@ -235,89 +232,31 @@ class AutoClient(HoldingOut):
         """That nobody plays newcomers, or too few do, or with samples of the training; which
         candidates the network leaves out, and which changes the inputs; which layers it never
         calls or are not read, what the messages hold, and that early stopping is off."""
-        lines = []
-        counts: list[int] = []
+        counts: list[int] = []  # training samples by client
         whole = takes_tokens(network)
         for share in shares:
             if not counts:  # all clients have the same kind of inputs
                 whole = whole or not share.train[:1][0].is_floating_point()
             counts.append(len(share.train))
+        lines = []
         if plays:
-            lines += cls._caveats_of_players(counts, held_out, alpha)
-        if not plays:
-            lines.append(
-                f"no training client plays a newcomer, which takes {SIZES[0]} held-out samples and "
-                "auto.plays above 0, so none holds out any, and all keep FedAvg's model; raise "
-                "auto.held-out, or take fewer clients or more samples"
-            )
-        able = candidates_of(candidates, bool(batch_norms(network)))
-        left_out = [name for name in names_in(candidates) if name not in able]
-        if left_out:
-            verb = "needs" if len(left_out) == 1 else "need"
-            lines.append(
-                f"candidates {', '.join([NONE, *able])}; {', '.join(left_out)} {verb} "
-                f"{missing_statistics(model, network)}"
-            )
-        shapes = shapes_by_layer(network, layers_with_statistics(network), shape)
-        never_called = [name for name in shapes if not shapes[name]]
-        if never_called:
-            lines.append(
-                f"the forward pass of {model} never calls {', '.join(never_called):.200}, so what "
-                "enters there is not read, and its statistics are not corrected; call such a "
-                "layer, or leave it out"
-            )
-        sizes = sizes_with_statistics(buffers_of(network))
-        for name, given in shapes.items():
-            readable = [is_readable(each, BLANKS, sizes[name]) for each in given]
-            if given and not any(readable):
-                lines.append(
-                    f"what enters {name} of {model} has the shape {given[0]} for {BLANKS} "
-                    f"inputs and {sizes[name]} channels, so it is not read, and changes of the "
-                    f"inputs are noticed less; give it the shape ({BLANKS}, {sizes[name]}, …)"
-                )
+            held = [cls.num_held_out(n, held_out) for n in counts]
+            players = [cls.can_play(n, held_out) for n in counts]
+            lines += _auto_notes.on_players(players, held, held_out, alpha)
+        else:
+            lines.append(_auto_notes.NOBODY_PLAYS)
+        lines += _auto_notes.on_candidates(network, model, candidates)
+        lines += _auto_notes.on_layers(network, model, shape)
         if early_stopping:
             lines.append(
                 f"early-stopping={early_stopping} ends no run: the rule belongs to the last model, "
                 "so all rounds are trained; set rounds"
             )
-        if plays and not named_changes(changes, 1 + len(shape), whole):
-            lines.append(
-                "inputs are whole numbers, of which auto.changes has no change, so newcomers have "
-                "other classes alone, and clients whose inputs these do not explain keep FedAvg's "
-                "model; write auto.changes=module:NAME of a change of your own"
-            )
-        other_changes = left_out_changes(changes, 1 + len(shape), whole)
-        if plays and other_changes:
-            lines.append(
-                f"auto.changes: {', '.join(other_changes)} left out, since the inputs have the "
-                f"shape {tuple(shape)}"
-            )
-        note = note_on_size(network, head_of(network), len(counts))
-        if plays and note:
-            lines.append(note)
-        return lines
-
-    @classmethod
-    def _caveats_of_players(cls, counts: Sequence[int], held_out: float, alpha: float) -> list[str]:
-        """What `caveats` says of training clients with so many training samples each."""
-        lines = []
-        players = [n for n in counts if cls.can_play(n, held_out)]
-        smallest = 1 / (len(players) + 1)
-        if players and alpha < smallest:
-            verb = "plays" if len(players) == 1 else "play"
-            lines.append(
-                f"{len(players)} of {len(counts)} training clients {verb} newcomers, which takes "
-                f"{SIZES[0]} held-out samples; no choice of so few keeps auto.alpha={alpha:g}, so "
-                "all clients keep FedAvg's model; raise auto.held-out, write "
-                f"auto.alpha={math.ceil(smallest * 1e4) / 1e4:g}, or take more samples"
-            )
-        trained = [n for n in players if not cls.num_held_out(n, held_out)]
-        if trained:
-            lines.append(
-                f"with auto.held-out={held_out:g}, {len(trained)} of {len(counts)} training "
-                "clients play newcomers with samples that the network was trained on, so "
-                "auto.alpha promises nothing for later clients; raise auto.held-out"
-            )
+        if plays:
+            lines += _auto_notes.on_changes(changes, shape, whole)
+            note = note_on_size(network, head_of(network), len(counts))
+            if note:
+                lines.append(note)
         return lines
 
     @classmethod
