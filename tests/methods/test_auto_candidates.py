@@ -43,7 +43,7 @@ def served(client, others, place):
     arrays = dict(client.initial)
     arrays |= {f"source/{name}": a for name, a in source_of(client).items()}
     arrays |= {f"rule/{name}": a for name, a in rule.arrays().items()}
-    model = network("convnet-bn" if client.has_statistics else "convnet")
+    model = network("convnet-bn" if client.has_statistics else "mlp-small")
     novel = AutoClient(model, replace(share(X[:25], [0] * 25), novel=True),
                        candidates=client.candidates)  # fmt: skip
     novel.method_clients = {name: METHODS[name].client(model, novel.share) for name in others}
@@ -51,7 +51,7 @@ def served(client, others, place):
     return novel
 
 
-@pytest.mark.parametrize("model", ["convnet-bn", "convnet"])
+@pytest.mark.parametrize("model", ["convnet-bn", "mlp-small"])
 @pytest.mark.parametrize("name", ["tent", "t3a", "shot", "memo"])
 def test_a_method_among_the_candidates_predicts_as_alone(name, model):
     """Its logits and its served network are those of its own client, and FedAvg's network stays as
