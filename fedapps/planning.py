@@ -559,9 +559,17 @@ def size_lines(work: "list[Job]") -> list[str]:
     """A line for each method whose clients have many more weights than its network."""
     from fedapps.building import size_note
 
-    by_method = {job.method: job for job in work if not job.done}  # one job of each
-    notes = [size_note(job.config) for job in by_method.values()]
-    return [note for note in notes if note]
+    lines = []
+    for job in one_of_each_method(work).values():
+        note = size_note(job.config)
+        if note:
+            lines.append(note)
+    return lines
+
+
+def one_of_each_method(work: "list[Job]") -> "dict[str, Job]":
+    """By method one job that is not done."""
+    return {job.method: job for job in work if not job.done}
 
 
 def caveat_lines(work: "list[Job]") -> list[str]:
@@ -569,9 +577,8 @@ def caveat_lines(work: "list[Job]") -> list[str]:
     whether a saved network was trained on samples that a method holds out."""
     from fedapps.building import held_out_note, method_caveats
 
-    by_method = {job.method: job for job in work if not job.done}  # one job of each
     methods_of: dict[str, list[str]] = {}  # by the note
-    for method, job in by_method.items():
+    for method, job in one_of_each_method(work).items():
         notes = method_caveats(job.config)
         held_out = held_out_note(job.config)
         if held_out:

@@ -1,13 +1,12 @@
 """What a run of auto says before it begins: what its network, its inputs and its clients do not
 allow."""
 
-import math
 from collections.abc import Sequence
 
 from torch import nn
 
 from clients.core.decision.changes import left_out_changes, named_changes
-from clients.core.decision.choice import candidates_of, names_in
+from clients.core.decision.choice import candidates_of, names_in, rounded_up, smallest_alpha
 from clients.core.decision.explanation import NONE
 from clients.core.decision.inner_values import buffers_of, is_readable, layers_with_statistics
 from clients.core.decision.played import SIZES
@@ -29,14 +28,14 @@ def on_players(
     whether it plays, and how many samples it holds out."""
     notes = []
     count = sum(players)
-    smallest = 1 / (count + 1)
+    smallest = smallest_alpha(count)
     if count and alpha < smallest:
         verb = "plays" if count == 1 else "play"
         notes.append(
             f"{count} of {len(players)} training clients {verb} newcomers, which takes "
             f"{SIZES[0]} held-out samples; no choice of so few keeps auto.alpha={alpha:g}, so "
             "all clients keep FedAvg's model; raise auto.held-out, write "
-            f"auto.alpha={math.ceil(smallest * 1e4) / 1e4:g}, or take more samples"
+            f"auto.alpha={rounded_up(smallest):g}, or take more samples"
         )
     with_trained = 0
     for plays, num_held in zip(players, held, strict=True):
@@ -91,7 +90,7 @@ def on_changes(changes: str, shape: tuple[int, ...], whole: bool) -> list[str]:
     """Which of the named changes inputs of this shape, or `whole` numbers, cannot have."""
     if not named_changes(changes, 1 + len(shape), whole):
         return [
-            "inputs are whole numbers, of which auto.changes has no change, so newcomers have "
+            "inputs are whole numbers, and auto.changes has no change for them, so newcomers have "
             "other classes alone, and clients whose inputs these do not explain keep FedAvg's "
             "model; write auto.changes=module:NAME of a change of your own"
         ]

@@ -227,7 +227,7 @@ def warn_if_random(network: nn.Module, shape: tuple[int, ...]) -> None:
         which = f"its buffers {', '.join(changed):.200}" if changed else "what it keeps"
         say_once(
             f"each forward pass of {name} changes {which}, also in evaluation mode, so predictions "
-            "depend on those before them, and the model that a client gets predicts otherwise than "
+            "depend on earlier ones, and a client's model can give other predictions than those "
             "reported; change them only where self.training is true",
             WARNING,
         )

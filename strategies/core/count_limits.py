@@ -46,7 +46,10 @@ def bounded_totals(counts: Sequence[np.ndarray], ratio: float) -> list[np.ndarra
     limit = ratio * lower_quantile(measured)
     bounded = []
     for c, total in zip(positive, totals, strict=True):
-        bounded.append(c * (limit / total) if total > limit else c)
+        factor = 1.0
+        if total > limit:
+            factor = limit / total
+        bounded.append(factor * c)
     return bounded
 
 

@@ -110,8 +110,3 @@ def least_guard(
     if not able.any():
         return NEVER
     return float(GUARDS[np.argmax(able)])
-
-
-def smallest_alpha(clients: float) -> float:
-    """1 / (N + 1): no smaller α can be certified by N clients, even if none is harmed."""
-    return 1 / (clients + 1)

@@ -34,6 +34,8 @@ from clients.core.decision.choice import (
     able_in,
     candidates_of,
     num_features,
+    rounded_up,
+    smallest_alpha,
 )
 from clients.core.decision.inner_values import blocks_of
 from clients.core.decision.moments import (
@@ -71,7 +73,6 @@ from strategies.maths.decision import (
     misfit_limit,
     newton_step,
     ranges,
-    smallest_alpha,
 )
 from strategies.maths.label_shift import conditional, prior
 from strategies.methods.fedavg import FedAvg
@@ -156,7 +157,7 @@ class Auto(FedAvg):
             raise ValueError(
                 f"auto.alpha is {self.alpha:g}; {count} training clients certify no share of "
                 f"harmed clients below 1/({count} + 1): write "
-                f"auto.alpha={_rounded_up(smallest):g}, or take {enough} training clients"
+                f"auto.alpha={rounded_up(smallest):g}, or take {enough} training clients"
             )
 
     def broadcast(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
@@ -225,11 +226,6 @@ class Auto(FedAvg):
         log(WARNING, "auto: %s", text)
         if self.on_failure is not None:
             self.on_failure(f"auto: {what}\n{text}")
-
-
-def _rounded_up(share: float) -> float:
-    """To four digits behind the point."""
-    return math.ceil(share * 1e4) / 1e4
 
 
 def _summed(answers: Sequence[Arrays]) -> Arrays:

@@ -494,7 +494,7 @@ def test_that_tokens_have_no_changes_is_said_before_a_run():
     numbers = share(torch.zeros(100, 1, 8, 8, dtype=torch.long), [0] * 100)
     tokens = [replace(numbers, train=replace(numbers.train, whole=True))] * 4
     (line,) = caveats_of([], shares=tokens)
-    assert line.startswith("inputs are whole numbers, of which auto.changes has no change")
+    assert line.startswith("inputs are whole numbers, and auto.changes has no change for them")
     assert caveats_of([], shares=tokens, plays=0)[1:] == []
     assert caveats_of([], shares=[numbers] * 4) == []
 

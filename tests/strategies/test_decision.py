@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy
 
-from clients.core.decision.choice import NEVER, UNBOUNDED
+from clients.core.decision.choice import NEVER, UNBOUNDED, smallest_alpha
 from clients.core.decision.logistic import gradient_and_hessian, probabilities
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, WIN_RATES, Grid
 from strategies.maths import decision
@@ -146,7 +146,7 @@ def test_no_smaller_share_than_one_client_of_all_is_certified():
     some = np.ones(len(GUARDS))
     assert decision.least_guard(none, some, 19, 0.05) == 0
     assert decision.least_guard(none, some, 18, 0.05) == NEVER
-    assert decision.smallest_alpha(19) == pytest.approx(0.05)
+    assert smallest_alpha(19) == pytest.approx(0.05)
 
 
 def test_the_guard_keeps_its_promise_for_exchangeable_clients():

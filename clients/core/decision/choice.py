@@ -10,6 +10,7 @@ and its expected gain d_j w_j, with d_j the share of changed predictions. The ch
 else FedAvg: half an input must be expected to be won, so that w_j > 0, and k bounds the share of
 harmed clients; without running statistics also their share of those that get a correction."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,16 @@ VIEWS = (BBSE, *BN_WEIGHTS, *EM_VIEWS)
 VIEWS_WITHOUT_STATISTICS = (BBSE, "em")
 CANDIDATES = (BBSE, *BN_WEIGHTS)
 DESCRIPTORS = 4
+
+
+def smallest_alpha(clients: float) -> float:
+    """1 / (N + 1): no smaller α can be certified by N clients, even if none is harmed."""
+    return 1 / (clients + 1)
+
+
+def rounded_up(alpha: float) -> float:
+    """To four digits behind the point, for a sentence that says what to write."""
+    return math.ceil(alpha * 1e4) / 1e4
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -68,8 +68,8 @@ def explained(rule: Rule, decision: Decision, candidates: Sequence[str], n: int)
             f"changes, {100 * gain:.1f} points are expected to be won",
         )
     if rule.guard[decision.regime] == NEVER:
-        text = f"{KEPT}: {inputs} and the newcomers that clients have played allow no correction"
-        return Choice(NONE, text)
+        why = "the newcomers that clients have played allow no correction"
+        return Choice(NONE, f"{KEPT}: {inputs} and {why}")
     first = _most_promising(decision, candidates)
     is_able = able_in(decision.regime, candidates)[first]
     if not is_able or gains[first] * n < LEAST_INPUTS_WON:

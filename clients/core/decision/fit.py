@@ -99,7 +99,8 @@ def shared_fit(statistics: Statistics, n: int) -> LabelShiftFit:
             if fit.n == n:
                 return fit
     # Room is made before the fit needs it.
-    del _shared[: -(most_shared(statistics.blocks) - 1) or None]
+    num_kept = most_shared(statistics.blocks) - 1
+    del _shared[: max(len(_shared) - num_kept, 0)]
     fit = LabelShiftFit(statistics, n)
     _shared.append(fit)
     return fit
