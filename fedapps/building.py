@@ -354,8 +354,7 @@ def replaced_settings(configs: Sequence[Config]) -> Config:
     client = METHODS[method].client
     replaced: list[Config] = []
     for config in configs:
-        values = settings(config, method)
-        arguments = {name: values[name] for name in taken(client.settings_for) if name in values}
+        arguments = client.arguments_for(client.settings_for, settings(config, method))
         replaced.append(client.settings_for(training_shares(config), **arguments))
     if any(changes != replaced[0] for changes in replaced):
         return {}
@@ -389,17 +388,14 @@ def method_caveats(config: Config) -> list[str]:
     values["shape"] = tuple(info.shape)
     if "shares" in taken(client.caveats):
         values["shares"] = training_shares(config)
-    arguments = {name: values[name] for name in taken(client.caveats) if name in values}
-    return client.caveats(model, **arguments)
+    return client.caveats(model, **client.arguments_for(client.caveats, values))
 
 
 def bytes_after_rounds(config: Config) -> int:
     """What the method's exchanges after the last round hold, see `Client.bytes_after_rounds`."""
     method = str(config["method"])
     kind = METHODS[method].client
-    values = settings(config, method)
-    names = taken(kind.bytes_after_rounds)
-    arguments = {name: values[name] for name in names if name in values}
+    arguments = kind.arguments_for(kind.bytes_after_rounds, settings(config, method))
     model, _ = method_model(method, config, partitions.task(config))
     num_training = round(int(config["num-clients"]) * float(config["train-fraction"]))
     return kind.bytes_after_rounds(model, max(1, num_training), **arguments)
@@ -437,9 +433,8 @@ def shared_arrays(config: Config, method: str, model: str) -> Arrays:
 def shared_of(network: Network, method: str, values: Mapping[str, Any]) -> Arrays:
     """The initial arrays that the server starts from: neither personal nor frozen."""
     model, initial = network
-    shared = METHODS[method].client.shared
-    arguments = {name: values[name] for name in taken(shared) if name in values}
-    arrays = shared(initial, **arguments)
+    client = METHODS[method].client
+    arrays = client.shared(initial, **client.arguments_for(client.shared, values))
     frozen = frozen_names(model)
     return {name: array for name, array in arrays.items() if name not in frozen}
 

@@ -5,7 +5,7 @@ local SGD (`clients.core.sgd`), scoring (`clients.core.evaluation`) and the keys
 messages (`clients.core.protocol`)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
@@ -370,7 +370,7 @@ class Client(Configured, NumPyClient):
 
     @classmethod
     def build_network(cls, model: nn.Module, info: Info, /, **settings: Any) -> nn.Module:
-        """Call `build` with the settings that it takes: from `settings`, else declared defaults.
+        """Call `build` with the settings that it takes, see `arguments_for`.
 
         Raises ValueError for a setting out of its range."""
         given: dict[str, Any] = {}
@@ -379,9 +379,17 @@ class Client(Configured, NumPyClient):
             if name in cls.declared:
                 given[name] = value
         cls.check(**given)
-        values = {name: declared.default for name, declared in cls.declared.items()} | settings
-        arguments = {name: values[name] for name in taken(cls.build) if name in values}
-        return cls.build(model, info, **arguments)
+        return cls.build(model, info, **cls.arguments_for(cls.build, settings))
+
+    @classmethod
+    def arguments_for(
+        cls, function: Callable[..., Any], settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What `function` takes by keyword: from `settings`, else the class's declared default, as
+        for a setting that the method hides."""
+        values = {name: declared.default for name, declared in cls.declared.items()}
+        values |= settings
+        return {name: values[name] for name in taken(function) if name in values}
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Training loss of a mini-batch: the mean `criterion`; x (n, *shape), y (n,) or (n, k)."""

@@ -15,6 +15,7 @@ from clients.core.arrays import from_record, to_record
 from clients.models.foreign import adopted
 from fedapps import building
 from fedapps.building import (
+    bytes_after_rounds,
     check_chosen,
     client_settings,
     held_out_note,
@@ -25,6 +26,7 @@ from fedapps.building import (
 )
 from fedapps.clientapp import make_client
 from fedapps.engines.in_process_grid import InProcessGrid
+from fedapps.methods import METHODS
 from fedapps.node.context import SIMULATED, SIMULATION
 from fedapps.settings.config import completed, defaults, settings
 from partitions.datasets.loading import Info
@@ -136,6 +138,17 @@ def test_an_encoder_far_larger_than_the_network_is_said():
     )
     assert size_note(config | {"method": "fedavg"}) == ""
     assert size_note(config | {"dataset": "digits", "model": "mlp"}) == ""  # both are small
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_says_what_it_has_to_before_a_run(method):
+    """All that the planner asks a method for, also one that hides settings of its parent, as shot
+    hides `parameters`."""
+    config = defaults() | {"method": method, "model": "convnet-bn", "num-clients": 5}
+    config |= {"fedembed.embedding-dim": 8, "global+.embedding-dim": 8}
+    assert all(isinstance(note, str) for note in method_caveats(config))
+    assert bytes_after_rounds(config) >= 0
+    assert set(replaced_settings([config])) <= {key for key in config if key.startswith(method)}
 
 
 def test_what_auto_cannot_choose_is_said_before_a_run():
