@@ -78,9 +78,23 @@ class TENTClient(Client):
         batch_statistics(self.model, len(x) > 1)  # one sample has no variance
         self.prepare_steps(x)
         adapted = [parameter for parameter in self.trainable() if parameter.requires_grad]
+        self._take_steps(x, adapted)
+        logits = self._delivered_logits(x)
+        self.stream = self._adapted_values(adapted)
+        self.adaptation_metrics = {
+            "adapt-steps": self.adapt_steps,
+            "entropy": float(entropy(logits)),
+        }
+        self.model.load_state_dict(received)
+        set_training(self.model, False)
+        return logits
+
+    def _take_steps(self, x: Tensor, adapted: list[nn.Parameter]) -> None:
+        """Take the steps on the parameters `adapted`; keep the logits of the first one, which are
+        by the received weights."""
         optimizer = SGD(adapted, self.adapt_lr or self.lr, weight_decay=self.weight_decay)
-        self.intermediate_logits = {}
         parts = self.parts(x)
+        self.intermediate_logits = {}
         for step in range(self.adapt_steps):
             optimizer.zero_grad()
             logits_of_parts = []
@@ -99,25 +113,27 @@ class TENTClient(Client):
             if self.adapt_clip_norm:
                 nn.utils.clip_grad_norm_(adapted, self.adapt_clip_norm)
             optimizer.step()
+        optimizer.zero_grad()
+
+    def _delivered_logits(self, x: Tensor) -> Tensor:
+        """Logits (n, C) by the network that `personal_model` delivers after the steps."""
         norm_calls = NormCalls(self.model)
         with norm_calls.counted():
             logits = Client.predict(self, x)
         self._adapted_weights = self._copied_weights()
-        adapted_ids = {id(parameter) for parameter in adapted}
-        self.stream = {}
-        for name, parameter in self.model.named_parameters():
-            if id(parameter) in adapted_ids:
-                self.stream[name] = self._adapted_weights[name]
+        parts = self.parts(x)
         if len(x) > 1 and not norm_calls.kept_by_statistics(len(parts)):
             logits = by_parts(self.personal_model(x), parts)
-        self.adaptation_metrics = {
-            "adapt-steps": self.adapt_steps,
-            "entropy": float(entropy(logits)),
-        }
-        optimizer.zero_grad()
-        self.model.load_state_dict(received)
-        set_training(self.model, False)
         return logits
+
+    def _adapted_values(self, adapted: list[nn.Parameter]) -> dict[str, Tensor]:
+        """The values after the steps of the parameters `adapted`, by name."""
+        ids = {id(parameter) for parameter in adapted}
+        values = {}
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) in ids:
+                values[name] = self._adapted_weights[name]
+        return values
 
     def _copied_weights(self) -> dict[str, Tensor]:
         """A copy of the model's `state_dict`."""
