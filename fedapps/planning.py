@@ -1,5 +1,6 @@
 """How a run is planned: its options are read, checked and turned into jobs, before work begins."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from fedapps.common.errors import is_sentence
 from fedapps.common.threads import one_thread
 from fedapps.common.torch_defaults import torch_defaults
 from fedapps.console import invocation, make_console, say
@@ -228,10 +230,7 @@ def plan(
     with opening(from_) if from_ else nullcontext():
         if from_ is not None:
             start_from(from_, jobs, changes, output, fresh)
-        # One job of each method: those of other seeds differ in what is drawn alone.
-        for job in {job.method: job for job in jobs}.values():
-            check(job.config)
-            check_start(job.config)
+        _check_methods(jobs)
         for job in jobs:
             former = Path(str(job.config["from-dir"]))
             method = str(job.config["method"])
@@ -243,6 +242,23 @@ def plan(
     if experiment.published:
         Published.read(experiment.settings, experiment.published)
     return jobs
+
+
+def _check_methods(jobs: "list[Job]") -> None:
+    """Raise ValueError for what `check` and `check_start` refuse; of several methods it names the
+    one."""
+    # One job of each method: those of other seeds differ in what is drawn alone.
+    by_label = {job.method: job for job in jobs}
+    for label, job in by_label.items():
+        try:
+            check(job.config)
+            check_start(job.config)
+        except ValueError as error:
+            method = re.escape(str(job.config["method"]))
+            is_named = re.search(rf"(?<![\w-]){method}(?![\w+-])", str(error))
+            if is_named or len(by_label) == 1 or not is_sentence(error):
+                raise
+            raise ValueError(f"{label}: {error}") from error
 
 
 def replace_settings(jobs: "list[Job]") -> None:

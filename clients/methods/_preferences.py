@@ -57,7 +57,7 @@ class GlobalClient(Client):
         super().__init__(*args, **options)
         if not isinstance(self.share.train, PreferredSamples):
             raise ValueError(
-                "this method needs users with preferences: set partition to 'preference'"
+                "the method needs users with preferences: set partition to 'preference'"
             )
         self.k = 0  # number of the user's head
 

@@ -65,8 +65,8 @@ class EmbeddingNet(nn.Module):
         if dim and dim > min(shape[1:]):
             raise ValueError(
                 f"the method's embedding-dim is {dim}; diag(v) must fit images of "
-                f"{shape[1]}×{shape[2]} pixels: set it to at most {min(shape[1:])}, as "
-                f"fedembed.embedding-dim={min(shape[1:])}"
+                f"{shape[1]}×{shape[2]} pixels: set it to at most {min(shape[1:])} in the "
+                "method's section"
             )
         width = take_head(encoder).in_features + dim
         self.encoder = encoder

@@ -13,6 +13,7 @@ MAX_FRAMES = 5
 MAX_LINES = 30
 MAX_LINE = 500  # characters
 LIBRARIES = ("torch", "flwr", "ray")  # their frames hide the caller's
+DECORATORS = ("contextlib", "functools")  # of the standard library: they call the package's code
 MACHINERY = (
     "fedapps.engines",
     "fedapps.node",
@@ -60,7 +61,7 @@ def is_sentence(error: BaseException) -> bool:
     packages = [_root(module) for module in modules]
     # The package raised it: the last frame is its own. Frames of libraries may be between.
     raised_here = {*packages[-1:]} <= {*PACKAGES}
-    called_by_known = {*packages[:-1]} <= {*PACKAGES, *LIBRARIES}
+    called_by_known = {*packages[:-1]} <= {*PACKAGES, *LIBRARIES, *DECORATORS}
     return isinstance(error, SENTENCES) and raised_here and called_by_known
 
 

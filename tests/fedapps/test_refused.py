@@ -53,6 +53,18 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
             "convnet-atp trains on two or more: set fedembed.batch-size to 2, or take another",
         ),
         ([*VECTORS, "fedembed.batch-size=19"], "is 19; of a client's 20 samples"),
+        (
+            ["run", "--methods", "fedavg,pfedkm", "num-clients=4"],
+            "error: pfedkm: the method needs users with preferences: set partition to 'preference'",
+        ),
+        (
+            ["run", "--methods", "fedavg,global+", "num-clients=4"],
+            "error: global+: the method's embedding-dim is 16",
+        ),
+        (
+            ["run", "--methods", "fedavg,bn-adapt", "num-clients=4"],
+            "error: bn-adapt needs batch normalisation",
+        ),
         ([*VECTORS, "fedembed.batch-size=19"], "set fedembed.batch-size to 20"),
         (
             ["run", "--methods", "fedavg", "num-clients=4", "model=convnet-atp", "batch-size=1"],
