@@ -526,6 +526,19 @@ def test_the_harm_of_each_k_by_hand():
     assert losses["gain"][OUTSIDE, [9, 20, 21]].tolist() == [-0.02, -0.02, 0]
 
 
+def test_newcomers_of_fewer_inputs_than_a_choice_needs_do_not_count_for_the_guard():
+    """One of 20 inputs loses one, and is harmed by k = 0. One of 19 loses nothing: it would halve
+    the harm. Alone it leaves its client without a newcomer."""
+    rule = simple_rule(alphas=((0.5, 0), (0.5, 0)))
+    lost = simple_case(20, outcomes=((LOST, LOST, WON), ()))
+    few = simple_case(19, outcomes=((WON, WON), ()))
+    losses = tallies.guard_losses(rule, [lost, few], ("bbse", "bn16"))
+    assert losses["loss"][LABEL_SHIFT, 0] == losses["corrected"][LABEL_SHIFT, 0] == 1
+    assert losses["gain"][LABEL_SHIFT, 0] == -0.05
+    alone = tallies.guard_losses(rule, [few], ("bbse", "bn16"))
+    assert alone["clients"].tolist() == [0, 0] and not alone["corrected"].any()
+
+
 def test_cases_survive_the_state():
     cases = [simple_case(), simple_case(20, outcomes=((), (LOST,)))]
     for before, after in zip(cases, choice.cases_of(choice.cases_to_arrays(cases, 2)), strict=True):

@@ -10,6 +10,7 @@ import numpy as np
 
 from clients.core.decision.choice import DESCRIPTORS, Case, Rule, choices_by_k
 from clients.core.decision.logistic import gradient_and_hessian
+from clients.core.decision.played import SIZES
 
 REGIMES = 2
 
@@ -120,12 +121,16 @@ def guard_losses(
 ) -> dict[str, np.ndarray]:
     """By regime the share of the client's newcomers that each k harms, and of those that get a
     correction by it, and what they gain in the mean, as a share of their inputs (2, K); whether the
-    client has newcomers in that regime (2,)."""
+    client has newcomers in that regime (2,).
+
+    Newcomers of fewer inputs than a choice needs do not count: no client is like them."""
     harmed = np.zeros((REGIMES, len(GUARDS)))
     corrected = np.zeros((REGIMES, len(GUARDS)))
     gain = np.zeros((REGIMES, len(GUARDS)))
     count = np.zeros(REGIMES)
     for case in cases:
+        if case.n < SIZES[0]:
+            continue
         by_k = choices_by_k(rule, case, candidates, GUARDS)
         harmed[by_k.regime] += by_k.harmed
         corrected[by_k.regime] += by_k.corrected
