@@ -203,7 +203,7 @@ def decision_tables(runs: "DataFrame") -> list[TextTable]:
 def _played_table(runs: "DataFrame") -> list[TextTable]:
     """What the rules mean for the newcomers that training clients have played; [] without any."""
     rows = []
-    for run in runs.itertuples():
+    for run in runs.dropna(subset="summary").itertuples():
         for played in run.summary.played:
             numbers = [
                 number_cell(played.clients, 0),

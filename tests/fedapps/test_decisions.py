@@ -63,6 +63,8 @@ def test_the_report_says_what_played_newcomers_gain(tmp_path):
     played = {"regime": "other-inputs", "clients": 40.0, "guard": 1.0, "corrected": 0.5}
     summary["played"] = [played | {"gain": 0.02675, "harmed": 0.0125}]
     file.write_text(json.dumps(summary))
+    failed = leave(tmp_path, "fedavg", 0, [0.5]) / "summary.json"
+    failed.write_text(json.dumps({"error": "ValueError: it has diverged"}))
     runs, problems = read_runs(tmp_path)
     _, of_played, _ = decision_tables(runs)
     assert of_played.rows == [["auto", "0", "others, T over t", "40", "50 %", "+2.67", "1.2"]]
