@@ -39,8 +39,8 @@ BODIES = ("fedper", "fedrep", "fedbabu", "lg-fedavg", "pfedhn-pc")  # something 
 CHAINS = {
     "Scaled": "'temperature'",
     "HeadIsFirst": "'classifier' .* 'head'",
-    "AuxiliaryOutputs": "'body'.*'side'",
-    "NamedOutputs": "hidden layers, but the network has none, only 'out'",
+    "AuxiliaryOutputs": "'side' has 10 outputs, but 'out'",
+    "NamedOutputs": "hidden layers, but the network has none: its arrays are out.",
     "FrozenBody": "'backbone.bias'",
     "TiedLayers": "'decode.weight'",
     "RepeatedLayer": "'decode.bias'",

@@ -5,9 +5,10 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from clients.core.arrays import Arrays, group
+from clients.core.arrays import Arrays, group, model_arrays
 from clients.core.client import Client, Config, Metrics
 from clients.core.copies import copy_of
+from clients.core.layer_chain import chain
 from clients.core.sgd import train_only
 from clients.models.foreign import blank_inputs
 from clients.models.roles import roles_of
@@ -52,25 +53,20 @@ class FedMAClient(Client):
 
 
 def check_chain(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if the layers do not feed one another in the order of their declaration.
+    """Raise ValueError as `chain`, and if the layers do not feed one another in the order of their
+    declaration.
 
     Permutes the outputs of each layer and the inputs of the next one: the network's outputs must
-    stay the same. The check ends at other kinds of layers and at sizes that do not fit, since the
-    server refuses such networks."""
+    stay the same."""
+    chain(model_arrays(model))
     trial = copy_of(model).eval()
     layers = {n: m for n, m in trial.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
-    names_in_layers: set[str] = set()
-    for name, layer in layers.items():
-        names_in_layers |= {f"{name}.{key}" for key in layer.state_dict()}
-    if names_in_layers != trial.state_dict().keys():
-        return
     with drawing(0), torch.no_grad():
         x = torch.randn(4, *shape).to(blank_inputs(model, shape).device)
         expected = trial(x)
         for (name, layer), (next_name, next_layer) in pairwise(layers.items()):
+            assert layer.bias is not None
             width = len(layer.weight)
-            if next_layer.weight.shape[1] % width or layer.bias is None:
-                return
             order = torch.randperm(width).to(x.device)
             layer.weight.copy_(layer.weight[order])
             layer.bias.copy_(layer.bias[order])

@@ -16,21 +16,14 @@ from typing import Any
 import numpy as np
 
 from clients.core.arrays import Arrays, prefixed
+from clients.core.layer_chain import chain, width
 from clients.core.saved_states import TAKE_THE_SAME
 from fedapps.common.settings import NONNEGATIVE, setting
 from strategies.core.aggregation import weighted_mean
 from strategies.core.replies import Node, Requirement, Update
 from strategies.core.run_state import in_order_of
 from strategies.core.strategy import PersonalizedStrategy
-from strategies.maths.matching import (
-    chain,
-    layer_arrays,
-    match,
-    neurons,
-    scatter_columns,
-    take,
-    width,
-)
+from strategies.maths.matching import layer_arrays, match, neurons, scatter_columns, take
 
 
 class FedMA(PersonalizedStrategy):
@@ -58,11 +51,6 @@ class FedMA(PersonalizedStrategy):
     def initialize(self, arrays: Arrays) -> Arrays:
         """The initial network. Raises ValueError unless it is a chain of two or more layers."""
         self.layers = chain(arrays)
-        if len(self.layers) < 2:
-            raise ValueError(
-                f"fedma matches the neurons of hidden layers, but the network has none, only "
-                f"{self.layers[0]!r}; choose a network with hidden layers, or fedavg"
-            )
         self.widths = {layer: width(arrays, layer) for layer in self.layers}
         self.support = {layer: np.ones(n, int) for layer, n in self.widths.items()}
         return arrays

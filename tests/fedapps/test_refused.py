@@ -62,6 +62,10 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
             "error: global+: the method's embedding-dim is 16",
         ),
         (
+            ["run", "--methods", "fedavg,fedma", "num-clients=4", "model=convnet-bn"],
+            "error: fedma matches linear and convolutional layers with biases; 'norm1' is none",
+        ),
+        (
             ["run", "--methods", "fedavg,bn-adapt", "num-clients=4"],
             "error: bn-adapt needs batch normalisation",
         ),

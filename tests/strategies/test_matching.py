@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.core.arrays import model_arrays
+from clients.core.layer_chain import chain
 from clients.models import build_model
-from strategies.maths.matching import chain, layer_arrays, match, neurons, scatter_columns, take
+from strategies.maths.matching import layer_arrays, match, neurons, scatter_columns, take
 
 
 def rows(*values):
@@ -106,6 +107,7 @@ def test_chains_of_the_registered_networks(name, layers):
         ({"a.weight": np.zeros((2, 3))}, "with biases; 'a' is none"),
         ({"norm.weight": np.zeros(3), "norm.bias": np.zeros(3)}, "with biases; 'norm' is none"),
         ({"gain": np.zeros(())}, "with biases; 'gain' is none"),
+        ({"a.weight": np.zeros((2, 3)), "a.bias": np.zeros(2)}, "its arrays are a.weight"),
     ],
 )  # fmt: skip
 def test_other_networks_are_refused_by_the_layer_that_does_not_fit(arrays, why):
