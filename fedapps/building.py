@@ -27,7 +27,7 @@ from clients.core.single_samples import advice as of_single_samples
 from clients.core.single_samples import leaves_one
 from clients.core.unknown_tokens import advice as of_tokens
 from clients.models import build_model, sized
-from clients.models.foreign import check_gradients, check_logits, warn_if_random
+from clients.models.foreign import check_gradients, check_logits, warn_if_not_fixed
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
 from fedapps.common.seeds import drawing
@@ -249,7 +249,7 @@ def _method_model(
     name = str(values["model"])
     base = build_model(name, info.shape, info.num_outputs, seed, **dict(model_options))
     check_logits(base, tuple(info.shape), info.task)
-    warn_if_random(base, tuple(info.shape))
+    warn_if_not_fixed(base, tuple(info.shape))
     with drawing(seed):
         return network_around(base, method, info, values)
 

@@ -14,7 +14,7 @@ from clients.models.foreign import (
     check_logits,
     of_probabilities,
     uncompiled,
-    warn_if_random,
+    warn_if_not_fixed,
 )
 from clients.models.lightning import check_without_trainer, trains_itself
 from fedapps.building import Network, network_around
@@ -92,7 +92,7 @@ def network_of(
         elif outputs == LOGITS:
             check_logits(network, shape, task, OR_DECLARE)
         if outputs:  # not tried before
-            warn_if_random(network, shape)
+            warn_if_not_fixed(network, shape)
         classes = 2 if task == BINARY else num_outputs
         info = Info("own", shape, classes, "", task=task)
         settings = of_method(config, method)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clients.core.copies import copy_of
 from clients.core.layer_inputs import before_calls
+from clients.core.normalisation import untracked_norms
 from fedapps.common.once import say_once
 from fedapps.common.seeds import drawing
 from fedapps.common.tasks import BINARY, CLASSES, VALUES
@@ -25,6 +26,7 @@ TRAINING = (STEP, OPTIMIZERS, "manual_backward", "optimizer_step")
 LIBRARIES = ("lightning", "pytorch_lightning")  # whose base classes define these
 SPREAD = 0.1  # of the noise on parameters, so that a scale of 1 shows in a trial
 SCALES = (1.0, 100.0)  # of the inputs of a trial, so that a bound of the outputs shows
+MIXED = 0.01  # of the largest output: rounding differs less where inputs share a pass
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)  # of inputs of another kind
 
 
@@ -204,9 +206,9 @@ def check_logits(network: nn.Module, shape: tuple[int, ...], task: str, instead:
     )
 
 
-def warn_if_random(network: nn.Module, shape: tuple[int, ...]) -> None:
+def warn_if_not_fixed(network: nn.Module, shape: tuple[int, ...]) -> None:
     """Warn once of an adopted network whose outputs for the same inputs differ in evaluation mode:
-    it draws random numbers, or its passes change it."""
+    it draws random numbers, its passes change it, or inputs change each other's outputs."""
     if _hook_of(network) is None:
         return
     x = trial_inputs(network, shape)
@@ -238,6 +240,31 @@ def warn_if_random(network: nn.Module, shape: tuple[int, ...]) -> None:
             "which torch.nn.Dropout knows",
             WARNING,
         )
+    else:
+        _warn_if_mixed(network, x, first)
+
+
+def _warn_if_mixed(network: nn.Module, x: Tensor, outputs: Tensor) -> None:
+    """Warn once if the network gives other outputs for a part of the inputs x alone."""
+    part = x[: len(x) // 2]
+    alone = _output_for(network, part)
+    if alone is None:
+        return
+    beside_others = outputs[: len(part)].float()
+    difference = (alone.float() - beside_others).abs().max()
+    if difference <= MIXED * beside_others.abs().max():
+        return
+    name = type(network).__name__
+    untracked = untracked_norms(network)
+    cause = ""
+    if untracked:
+        cause = f": {', '.join(untracked):.200} keep no running statistics"
+    say_once(
+        f"{name} gives other outputs for an input beside other inputs, also in evaluation mode"
+        f"{cause}; so scores and predictions depend on which inputs share a pass; use layers that "
+        "treat each input alone then, as batch normalisation with running statistics does",
+        WARNING,
+    )
 
 
 def _output_for(network: nn.Module, x: Tensor) -> Tensor | None:

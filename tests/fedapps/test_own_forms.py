@@ -505,6 +505,40 @@ def test_dropout_in_evaluation_is_said(caplog, monkeypatch):
     assert said.startswith("AlwaysDropping gives other outputs for the same inputs in evaluation")
 
 
+class MinusMean(nn.Linear):
+    """Outputs are less their mean over the inputs of a pass."""
+
+    def forward(self, x):
+        z = super().forward(x)
+        return z - z.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (
+            lambda: nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), linear()),
+            ["Sequential gives other outputs for an input beside other inputs, also in evaluation "
+             "mode: 0 keep no running statistics; so scores"],
+        ),
+        (
+            lambda: MinusMean(3, 2),
+            ["MinusMean gives other outputs for an input beside other inputs, also in evaluation "
+             "mode; so scores"],
+        ),
+        (lambda: nn.Sequential(nn.BatchNorm1d(3), linear()), []),
+    ],
+)  # fmt: skip
+def test_inputs_that_change_each_others_outputs_are_said(network, said, caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    trained(((X, Y), (X, Y)), network)
+    lines = [r.getMessage() for r in caplog.records if "evaluation mode" in r.getMessage()]
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert words in line
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [
