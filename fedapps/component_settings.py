@@ -16,6 +16,7 @@ from clients.core.protocol import APP_SETTINGS, METHOD
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.common.tasks import AUTO, CLASSES, TASKS
+from fedapps.former_state import rounds_of, spent_before
 from fedapps.methods import METHODS, check_private, check_serves, chosen_from
 from fedapps.settings.config import Config, construct, defaults, override, settings
 from fedapps.settings.run import RunSettings
@@ -283,12 +284,20 @@ def check_users(method: str, config: Config, given: Mapping[str, Any]) -> None:
         )
 
 
-def privacy_of(method: str, config: Config, rounds: int) -> Privacy | None:
-    """The privacy of `rounds` rounds, None without any. All of `num-clients` are users that train.
+def privacy_of(
+    method: str, config: Config, rounds: int, former: Mapping[str, Any] | None = None
+) -> Privacy | None:
+    """The privacy of a run of `rounds` rounds, None without any. All of `num-clients` are users
+    that train. The rounds and the budget of the state `former` are among those of the run.
 
-    Raises ValueError for bad settings, and for a method that cannot keep it."""
+    Raises ValueError for bad settings, for a method that cannot keep it, and where no ε would hold
+    for the model."""
+    spent = None
+    if former is not None and config["dp"] != "none":
+        spent = spent_before(former, str(config["dp"]))
+        rounds = max(0, rounds - rounds_of(former))
     terms = config | {"rounds": rounds, "train-fraction": 1.0}
-    privacy: Privacy = construct(Privacy, config=terms, method=method)
+    privacy: Privacy = construct(Privacy, config=terms, method=method, spent=spent)
     check_private(method, privacy.mode)
     return None if privacy.mode == "none" else privacy
 

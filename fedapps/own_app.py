@@ -33,6 +33,7 @@ from fedapps.component_settings import (
     spent_budget,
 )
 from fedapps.engines.in_process_grid import respond
+from fedapps.former_state import check_former, rounds_of
 from fedapps.methods import METHODS
 from fedapps.node.bridge import register
 from fedapps.node.mods import checked_mods
@@ -193,11 +194,11 @@ def server_app(
 
     It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
     joined, and passes the result to `then`. `former` is the ``strategy.state()`` of an earlier run,
-    which this one continues; `rounds` counts its rounds, too. Every round is evaluated unless
-    `evaluate_every` says otherwise. `settings` are those that the method's strategy reads; those
-    that clients read must be equal in `client_app`, ``task=`` and ``standardize=`` among them. With
-    ``dp="central"`` the server clips and noises the mean over `num_clients` users; with
-    ``dp="local"`` it asks the clients for noise.
+    which this one continues; `rounds` counts its rounds, and ε covers them, too. Every round is
+    evaluated unless `evaluate_every` says otherwise. `settings` are those that the method's
+    strategy reads; those that clients read must be equal in `client_app`, ``task=`` and
+    ``standardize=`` among them. With ``dp="central"`` the server clips and noises the mean over
+    `num_clients` users; with ``dp="local"`` it asks the clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
@@ -205,8 +206,10 @@ def server_app(
     own, own_keys = configuration(method, settings)
     check_carried_out("server_app", method, own, own_keys)
     check_users(method, own, own_keys)
+    if former is not None:
+        check_former(former)
     # Raises for bad settings before the app starts.
-    check_scaling(own, privacy_of(method, own, rounds or 1))
+    check_scaling(own, privacy_of(method, own, rounds or 1, former))
     app = ServerApp()
 
     @app.main()
@@ -217,12 +220,12 @@ def server_app(
         whole, parts = packing(shape)
         network, _, _ = network_of(method, model, config, whole, context, parts=parts)
         num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
-        privacy = privacy_of(method, config, num_rounds)
+        privacy = privacy_of(method, config, num_rounds, former)
         least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
         options: dict[str, Any] = {"min_available_nodes": int(least_nodes), "privacy": privacy}
         if former is not None:
             options["former"] = former
-            done = int(former.get("round", 0))
+            done = rounds_of(former)
             if done >= num_rounds:
                 log(
                     WARNING, "nothing is trained: former has had %s rounds, and rounds=%s counts "

@@ -29,7 +29,7 @@ ROOMS = [
     ["fedapps.service"],
     ["fedapps.clientapp", "fedapps.serverapp", "fedapps.own_app", "fedapps.own_clients",
      "fedapps.own_network", "fedapps.own_client_fn", "fedapps.callbacks",
-     "fedapps.component_settings", "fedapps.run_settings",
+     "fedapps.component_settings", "fedapps.run_settings", "fedapps.former_state",
      "fedapps.estimate", "fedapps.engine_choice"],
     ["fedapps.planning", "fedapps.tuning", "fedapps.reproduction"],
     ["fedapps.commands", "fedapps.api", "fedapps.__main__"],

@@ -1,0 +1,46 @@
+"""The state of an earlier run, from which `server_app(former=…)` continues."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from strategies.core.privacy import checked
+
+EXPECTED = (
+    "give the strategy.state() of an earlier run, which `then=` gets; trained weights alone belong "
+    "into the network that `model=` makes"
+)
+
+
+def check_former(former: Any) -> None:
+    """Raise ValueError for an object that is no strategy's state."""
+    if not isinstance(former, Mapping):
+        raise ValueError(f"former is a {type(former).__name__}; {EXPECTED}")
+    arrays = former.get("arrays")
+    if not isinstance(arrays, Mapping):
+        keys = ", ".join(map(str, former))
+        raise ValueError(f"former has no 'arrays' by name, but {keys:.200}; {EXPECTED}")
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            kind = type(array).__name__
+            raise ValueError(
+                f"former has the array {name!r:.200} as a {kind}, not as numpy's; {EXPECTED}"
+            )
+
+
+def rounds_of(former: Mapping[str, Any]) -> int:
+    """The number of rounds that the earlier run has had."""
+    return int(former.get("round", 0))
+
+
+def spent_before(former: Mapping[str, Any], dp: str) -> dict[str, Any]:
+    """The budget that the earlier run has spent, for a run with `dp`. Raises ValueError if it was
+    trained without privacy."""
+    spent = former.get("privacy")
+    if not spent:
+        raise ValueError(
+            f"dp is {dp!r}, but former was trained without privacy, so no ε holds for a model that "
+            "starts from it; leave former out, or dp"
+        )
+    return checked(spent, "former['privacy']")

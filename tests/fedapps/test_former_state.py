@@ -1,0 +1,95 @@
+"""`server_app(former=…)` continues the run of a strategy's state: its rounds and its budget."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import nn
+
+import fedapps
+from clients.core.arrays import from_record, to_record
+from fedapps.engines.in_process_grid import InProcessGrid
+
+X = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0.5).long()
+CENTRAL = {"dp": "central", "dp_epsilon": 4.0, "num_clients": 2}
+LOCAL = {"dp": "local", "dp_epsilon": 8.0}
+NODES = 2
+
+
+def net():
+    return nn.Linear(3, 2)
+
+
+def ended(rounds, client_settings=None, **of_server):
+    """The result and the strategy of both components."""
+    found = []
+    client = fedapps.client_app(
+        "fedavg", model=net, data=lambda context: (X, Y), lr=0.1, **client_settings or {}
+    )
+    server = fedapps.server_app(
+        "fedavg", model=net, shape=(3,), rounds=rounds, then=lambda *got: found.extend(got),
+        **of_server,
+    )  # fmt: skip
+    grid = InProcessGrid(client, {}, [{"partition-id": i} for i in range(NODES)])
+    server(grid, Context(1, 0, {}, RecordDict(), {}))
+    return found
+
+
+def of_client(terms, rounds):
+    """What the clients' component needs of these terms."""
+    return {} if terms is CENTRAL else LOCAL | {"rounds": rounds}
+
+
+@pytest.mark.parametrize("terms", [CENTRAL, LOCAL], ids=["central", "local"])
+def test_epsilon_holds_for_all_rounds_of_both_runs(terms):
+    """The second run spent noise for as many rounds as if nothing had been spent: ε = 5.06."""
+    first = ended(2, of_client(terms, 2), **terms)[1]
+    assert first.privacy.report()["dp-epsilon"] <= terms["dp_epsilon"]
+    both = ended(4, of_client(terms, 4), former=first.state(), **terms)[1]
+    report = both.privacy.report()
+    assert both.round == 4
+    assert 0.99 * terms["dp_epsilon"] < report["dp-epsilon"] <= terms["dp_epsilon"]
+    assert "continues a saved run" in report["dp-terms"]
+
+
+def test_the_rest_of_a_run_has_its_noise():
+    """Of four planned rounds two were carried out: the others need no more noise than they."""
+    whole = ended(4, of_client(LOCAL, 4), **LOCAL)[1]
+    half = whole.state()
+    half["round"] = 2
+    half["privacy"]["spent"] = {client: x / 2 for client, x in half["privacy"]["spent"].items()}
+    rest = ended(4, of_client(LOCAL, 4), former=half, **LOCAL)[1]
+    assert rest.privacy.z == pytest.approx(whole.privacy.z, rel=2e-3)
+
+
+def test_no_epsilon_holds_for_a_model_that_was_trained_without():
+    """It ended with KeyError: 'mode', or said nothing of what had trained the arrays."""
+    former = ended(1)[1].state()
+    for state in (former, {"arrays": former["arrays"]}):
+        with pytest.raises(ValueError, match="dp is 'central', but former was trained without pri"):
+            ended(2, former=state, **CENTRAL)
+
+
+ARRAYS = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("former", "words"),
+    [
+        ("state.pt", "former is a str"),
+        (net().state_dict(), "former has no 'arrays' by name, but weight, bias"),
+        (to_record(ARRAYS), "former has no 'arrays' by name, but weight, bias"),
+        ({"arrays": to_record(ARRAYS)}, "the array 'weight' as a Array, not as numpy's"),
+        ({"arrays": net().state_dict()}, "the array 'weight' as a Tensor, not as numpy's"),
+    ],
+    ids=["path", "state_dict", "record", "record of arrays", "tensors"],
+)
+def test_what_is_no_state_is_refused_before_the_app_starts(former, words):
+    with pytest.raises(ValueError, match=rf"{words}.*give the strategy\.state\(\)"):
+        fedapps.server_app("fedavg", model=net, shape=(3,), former=former)
+
+
+def test_arrays_alone_are_a_state():
+    result, _ = ended(1, {"local_steps": 1}, former={"arrays": ARRAYS})
+    assert abs(from_record(result.arrays)["bias"]).max() < 0.1  # a step from zeros
