@@ -8,9 +8,15 @@ from flwr.app import Context, Message
 from flwr.app.error import Error
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
+from clients.core.privacy import settings_of
+from fedapps.common.errors import Refusal
+
 FORMER = "flwr.client.mod"  # mods that read the messages of Flower's former API
 SECURE_AGGREGATION = f"{FORMER}.secure_aggregation"
-PROTECTING = ("flwr.clientapp.mod.centraldp_mods", "flwr.clientapp.mod.localdp_mod")
+CLIPPING = "flwr.clientapp.mod.centraldp_mods"
+PROTECTING = (CLIPPING, "flwr.clientapp.mod.localdp_mod")
+# Key of a train message's config, by which Flower's wrappers ask the clients to clip.
+CLIPPING_NORM = "clipping_norm"
 TRAIN = "train"
 
 
@@ -18,13 +24,36 @@ def checked_mods(mods: Sequence[Mod] | None, exchanges: Sequence[str] = ()) -> l
     """The mods as a ClientApp takes them, the first one outermost.
 
     Flower's clipping and noise, which take a reply for a trained model, run around train messages
-    alone; others run around every message. `exchanges` are further messages that the client
-    answers. Raises ValueError for a mod that could not do its work."""
+    alone; others run around every message. Without one that may clip, a server that asks for
+    clipped updates is refused. `exchanges` are further messages that the client answers. Raises
+    ValueError for a mod that could not do its work."""
     if mods is None:
-        return []
+        mods = []
     if callable(mods) or not isinstance(mods, Sequence):
         raise ValueError(f"mods= is {mods!r:.200}; it must be a list of mods")
-    return [_answered(_checked(mod, exchanges)) for mod in mods]
+    checked = [_answered(_checked(mod, exchanges)) for mod in mods]
+    if not any(map(_may_clip, mods)):
+        checked.append(_refusing_to_clip)
+    return checked
+
+
+def _may_clip(mod: Any) -> bool:
+    """Whether the mod is one of Flower's that clip, or of another package, which may clip."""
+    _, module = _name_and_module(mod)
+    return module == CLIPPING or not module.startswith("flwr.")
+
+
+def _refusing_to_clip(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Raise Refusal for a train message whose server relies on clipped updates: its noise would
+    protect nobody."""
+    settings = settings_of(message)
+    if message.metadata.message_type == TRAIN and CLIPPING_NORM in settings:
+        raise Refusal(
+            f"the server asks for updates clipped to norm {settings[CLIPPING_NORM]:g}, and no mod "
+            "of this app clips; give mods=[fixedclipping_mod] of flwr.clientapp.mod, or "
+            "adaptiveclipping_mod where the server's wrapper is adaptive"
+        )
+    return call_next(message, context)
 
 
 def _checked(mod: Any, exchanges: Sequence[str]) -> Mod:

@@ -8,7 +8,7 @@ from flwr.client import NumPyClient
 from flwr.client.mod import LocalDpMod as FormerLocalDpMod
 from flwr.client.mod import fixedclipping_mod as former_clipping
 from flwr.client.mod import secagg_mod, secaggplus_mod
-from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod, fixedclipping_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -54,7 +54,7 @@ def go(app, strategy, rounds=1):
     result = strategy.start(grid, to_record(START), num_rounds=rounds, train_config=config)
     norms = []
     for message, reply in zip(grid.seen[::2], grid.seen[1::2], strict=True):
-        if message.metadata.message_type == "train":
+        if message.metadata.message_type == "train" and reply.has_content():
             sent, got = (from_record(m.content["arrays"]) for m in (message, reply))
             norms.append(float(np.sqrt(sum(((got[n] - sent[n]) ** 2).sum() for n in sent))))
     return norms, result
@@ -80,6 +80,28 @@ def test_clipping_bounds_what_is_sent(kind):
         norms, result = go(APPS[kind]([mod]), wrapper)
         assert norms == pytest.approx([0.25, 0.25])
         assert result.evaluate_metrics_clientapp[1]
+
+
+def wrapped():
+    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.0, 0.25, 2)
+
+
+@pytest.mark.parametrize("kind", APPS)
+def test_a_server_that_relies_on_clipping_is_refused_by_clients_that_do_not_clip(kind, caplog):
+    """Its noise is made for the norm 0.25, and whole updates of norm 8.5 were sent. A mod of
+    one's own may clip."""
+
+    def own(message, context, call_next):
+        return call_next(message, context)
+
+    noise = LocalDpMod(clipping_norm=9.0, sensitivity=1e-3, epsilon=0.1, delta=0.1)
+    for mods in (None, [], [noise], [arrays_size_mod]):
+        caplog.clear()
+        norms, result = go(APPS[kind](mods), wrapped())
+        assert not norms
+        assert "clipped to norm 0.25, and no mod of this app clips; give mods=[fi" in caplog.text
+        assert not from_record(result.arrays)  # the wrapper has aggregated nothing
+    assert min(go(APPS[kind]([own]), wrapped())[0]) > 1
 
 
 @pytest.mark.parametrize("kind", APPS)
