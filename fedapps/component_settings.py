@@ -12,7 +12,7 @@ from typing import Any
 
 from clients.core.client import Client
 from clients.core.own_optimizer import TORCH_DEFAULTS, OwnOptimizer
-from clients.core.protocol import APP_SETTINGS, METHOD
+from clients.core.protocol import APP_SETTINGS, METHOD, RUN_TOKEN
 from fedapps.common.errors import Refusal
 from fedapps.common.settings import key_of, taken
 from fedapps.common.tasks import AUTO, CLASSES, TASKS
@@ -25,6 +25,7 @@ from partitions.datasets.description import BY_TRAINING, NO_SCALING
 from partitions.datasets.encoding import REFUSE
 from strategies.core.column_encoder import COVERED
 from strategies.core.privacy import Privacy
+from strategies.methods.fedavg import FedAvg
 
 # Settings of a run that `server_app` carries out, beside those of the method and of privacy.
 OF_SERVER = frozenset({"round-timeout", "num-clients"})
@@ -336,11 +337,14 @@ def check_agreement(
     method: str, config: Config, given: Mapping[str, Any], message: Mapping[str, Any]
 ) -> None:
     """Raise Refusal where this client's method or settings contradict those that the server's
-    component was given, which the config of its `message` holds.
+    component was given, which the config of its `message` holds, and where the method cannot work
+    with the server.
 
     Compared are settings that one component was given and the other reads."""
     own = {key.removeprefix(f"{method}.") for key in given} - _keys(Privacy)
     if APP_SETTINGS not in message:
+        if is_of_other_package(message):
+            _check_foreign_server(method)
         only_servers = sorted(own - of_client(method))
         if only_servers:
             key = only_servers[0]
@@ -370,6 +374,24 @@ def check_agreement(
             raise Refusal(
                 f"client_app has {key} {here!r} and server_app {other!r}; give both the same"
             )
+
+
+def is_of_other_package(message: Mapping[str, Any]) -> bool:
+    """Whether a message with these entries comes from a strategy of another package."""
+    return RUN_TOKEN not in message
+
+
+def _check_foreign_server(method: str) -> None:
+    """Raise Refusal if the method needs its own strategy: that of another package, which the
+    message is from, would compute something else."""
+    strategy = METHODS[method].strategy
+    if strategy is FedAvg:
+        return
+    raise Refusal(
+        f"the message comes from a strategy of another package, such as Flower's, and {method} "
+        f"needs its own; write server_app({method!r}, …), or start {strategy.__name__} of "
+        "fedapps.strategies in your ServerApp"
+    )
 
 
 def value_of(method: str, config: Config, key: str) -> Any:

@@ -29,6 +29,7 @@ from clients.core.protocol import (
 from clients.models.foreign import InputShapeError, check_whole_inputs, takes_whole_numbers
 from clients.models.lightning import OwnSteps
 from fedapps.building import Network, chosen_clients, client_settings
+from fedapps.common.errors import Refusal
 from fedapps.common.once import say_once
 from fedapps.common.tasks import BINARY, VALUES
 from fedapps.component_settings import (
@@ -36,6 +37,7 @@ from fedapps.component_settings import (
     check_agreement,
     check_plain_training,
     check_unread,
+    is_of_other_package,
     with_optimizer,
 )
 from fedapps.methods import METHODS
@@ -117,6 +119,7 @@ class OwnClients:
             if message.metadata.message_type == "query":
                 client.common |= common_values(client)
             reply = reply_of(client, message, context)
+            _check_scored(reply, message)
         except Exception as error:
             reply = opening_error(error, message, context)
         return protected(reply, message, context, terms)
@@ -274,6 +277,18 @@ class OwnClients:
                     f"{keyword}=; leave it out, or let model= return the network inside"
                 )
         return OwnSteps(module, batches_of(samples))
+
+
+def _check_scored(reply: Message, message: Message) -> None:
+    """Raise Refusal for an evaluation without samples that another package's strategy asks for: it
+    would divide by zero, or compare the names of scores, and the run would end."""
+    if message.metadata.message_type != "evaluate" or not is_of_other_package(settings_of(message)):
+        return
+    if not reply.content["metrics"][NUM_EXAMPLES]:
+        raise Refusal(
+            "this node has no labeled samples to be evaluated on; data= returns training and "
+            "validation samples: (training, validation)"
+        )
 
 
 def common_values(client: Client) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fedapps.settings.config import Config, defaults, override
 from fedapps.settings.rates import with_rate_of_task
 from strategies.core.privacy import Privacy
 
+PROXIMAL_MU = "proximal-mu"  # key of Flower's FedProx in the config of train messages
 # What other apps call a setting, by hyphens.
 ALIASES = {
     "learning-rate": "lr",
@@ -27,6 +28,7 @@ ALIASES = {
     "epochs": "local-epochs",
     "num-epochs": "local-epochs",
     "batchsize": "batch-size",
+    PROXIMAL_MU: "mu",
 }
 PRIVACY = frozenset(map(key_of, Privacy.declared))
 
@@ -74,8 +76,14 @@ def with_run_config(
 
 def check_message(method: str, config: Config, message: Mapping[str, Any]) -> None:
     """Raise Refusal where a message's config has a setting of the method's clients, under its own
-    name or another, with another value than `config`."""
+    name or another, with another value than `config`, or a proximal term that they lack."""
     known = of_client(method).difference(OF_INPUTS)
+    mu = message.get(PROXIMAL_MU)
+    if mu and "mu" not in known:
+        raise Refusal(
+            f"the message's config has {PROXIMAL_MU} = {mu!r}, and {method} has no proximal term; "
+            f"write client_app('fedprox', mu={mu!r}, …), or take a strategy without one"
+        )
     for key, value in message.items():
         # Keys of a message are the server's: no warning about a former name helps this user.
         name = _plain(key, method, silent=True)

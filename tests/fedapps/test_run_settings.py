@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.serverapp.strategy import FedAvg as Foreign
+from flwr.serverapp.strategy import FedProx
 
 import fedapps
 from clients.core.arrays import from_record, to_record
@@ -110,11 +112,43 @@ def test_a_message_may_say_what_holds():
     np.testing.assert_array_equal(trained(train_config=same, lr=0.1), trained(lr=0.1))
 
 
-def test_every_other_name_stands_for_a_setting_of_fedavg():
+def test_every_other_name_stands_for_a_setting_of_fedprox():
     """Each is refused by the name that holds."""
     for name, setting in ALIASES.items():
         with pytest.raises(Refusal, match=f"{name} = 2, which client_app calls {setting}"):
-            with_run_config("client_app", "fedavg", {}, {}, {name: 2})
+            with_run_config("client_app", "fedprox", {}, {}, {name: 2})
+
+
+def of_flower(strategy, method, **settings):
+    """The number of arrays that a strategy of Flower has after two rounds with such clients."""
+    app = fedapps.client_app(method, model=lambda: torch.nn.Linear(3, 2), data=data, **settings)
+    result = strategy.start(InProcessGrid(app, {}, NODES), to_record(START), num_rounds=2)
+    return len(result.arrays)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method", "settings", "words"),
+    [
+        (Foreign(), "scaffold", {}, "needs its own; write server_app('scaffold', …), or start Sca"),
+        (Foreign(), "pfedhn", {}, "needs its own; write server_app('pfedhn', …), or start PFedHN"),
+        (FedProx(proximal_mu=0.5), "fedavg", {}, "write client_app('fedprox', mu=0.5, …)"),
+        (FedProx(proximal_mu=0.5), "fedprox", {"mu": 0.1}, "mu of this client is 0.1"),
+    ],
+)
+def test_a_client_refuses_a_strategy_of_flower_that_does_not_fit(
+    strategy, method, settings, words, caplog
+):
+    """SCAFFOLD's run ended without arrays; the others trained by FedAvg without a word."""
+    assert of_flower(strategy, method, **settings) == 0
+    assert words in caplog.text
+
+
+def test_a_client_works_with_a_strategy_of_flower_that_fits():
+    """Without validation samples evaluations are errors: zero samples were a ZeroDivisionError of
+    Flower's server."""
+    assert of_flower(Foreign(), "ditto") == 2
+    assert of_flower(FedProx(proximal_mu=0.5), "fedprox", mu=0.5) == 2
+    assert of_flower(FedProx(proximal_mu=0.0), "fedavg") == 2
 
 
 def test_the_network_may_depend_on_the_context():
