@@ -39,7 +39,7 @@ from fedapps.node.bridge import register
 from fedapps.node.mods import checked_mods
 from fedapps.own_clients import Data, OwnClients
 from fedapps.own_network import Model, configuration, network_of
-from fedapps.run_settings import with_run_config
+from fedapps.run_settings import check_count, least_nodes_of, num_rounds_of, with_run_config
 from fedapps.settings.config import Config, check_method, construct
 from fedapps.settings.config import settings as of_method
 from partitions.parts import packing
@@ -183,7 +183,7 @@ def server_app(
     model: Model,
     shape: tuple[int, ...] | Shapes,
     rounds: int = 0,
-    min_available_nodes: int = 2,
+    min_available_nodes: int = 0,
     then: Callable[[Result, PersonalizedStrategy], None] | None = None,
     former: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -192,13 +192,14 @@ def server_app(
     input tensors `shape` is a dict of shapes by keyword, or a tuple of shapes.
     ``task=`` is that of the clients.
 
-    It runs `rounds` rounds (0: the app's ``num-server-rounds``) once `min_available_nodes` have
-    joined, and passes the result to `then`. `former` is the ``strategy.state()`` of an earlier run,
-    which this one continues; `rounds` counts its rounds, and ε covers them, too. Every round is
-    evaluated unless `evaluate_every` says otherwise. `settings` are those that the method's
-    strategy reads; those that clients read must be equal in `client_app`, ``task=`` and
-    ``standardize=`` among them. With ``dp="central"`` the server clips and noises the mean over
-    `num_clients` users; with ``dp="local"`` it asks the clients for noise.
+    It runs `rounds` rounds once `min_available_nodes` have joined, and passes the result to `then`.
+    0 stands for ``num-server-rounds`` and ``min-available-nodes`` of the run's configuration, else
+    for 3 rounds and 2 nodes. `former` is the ``strategy.state()`` of an earlier run, which this one
+    continues; `rounds` counts its rounds, and ε covers them, too. Every round is evaluated unless
+    `evaluate_every` says otherwise. `settings` are those that the method's strategy reads; those
+    that clients read must be equal in `client_app`, ``task=`` and ``standardize=`` among them. With
+    ``dp="central"`` the server clips and noises the mean over `num_clients` users; with
+    ``dp="local"`` it asks the clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
@@ -206,6 +207,8 @@ def server_app(
     own, own_keys = configuration(method, settings)
     check_carried_out("server_app", method, own, own_keys)
     check_users(method, own, own_keys)
+    check_count("rounds", rounds, "server_app")
+    check_count("min_available_nodes", min_available_nodes, "server_app")
     if former is not None:
         check_former(former)
     # Raises for bad settings before the app starts.
@@ -219,10 +222,10 @@ def server_app(
         construct(entry.strategy, config=config, method=method)  # raises for a value out of range
         whole, parts = packing(shape)
         network, _, _ = network_of(method, model, config, whole, context, parts=parts)
-        num_rounds = rounds or int(context.run_config.get("num-server-rounds", 3))
+        num_rounds = num_rounds_of(rounds, context.run_config)
+        least_nodes = least_nodes_of(min_available_nodes, context.run_config)
         privacy = privacy_of(method, config, num_rounds, former)
-        least_nodes = context.run_config.get("min-available-nodes", min_available_nodes)
-        options: dict[str, Any] = {"min_available_nodes": int(least_nodes), "privacy": privacy}
+        options: dict[str, Any] = {"min_available_nodes": least_nodes, "privacy": privacy}
         if former is not None:
             options["former"] = former
             done = rounds_of(former)

@@ -7,7 +7,7 @@ server does not change how clients train. Names that other apps use for such a s
 with the setting's name. How inputs are scaled is a keyword alone. All other keys belong to the
 app."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clients.core.protocol import APP_SETTINGS
@@ -28,8 +28,11 @@ ALIASES = {
     "epochs": "local-epochs",
     "num-epochs": "local-epochs",
     "batchsize": "batch-size",
+    "fraction-fit": "fraction-train",
     PROXIMAL_MU: "mu",
 }
+# What other apps call a number that `server_app` takes from the run's configuration.
+OTHER_COUNTS = {"num-rounds": "num-server-rounds", "min-available-clients": "min-available-nodes"}
 PRIVACY = frozenset(map(key_of, Privacy.declared))
 
 
@@ -72,6 +75,51 @@ def with_run_config(
     if changes:
         config = override(config, changes)
     return with_rate_of_task(config, defaults(), given, str(config["task"])), given
+
+
+def num_rounds_of(given: int, run_config: Mapping[str, Any]) -> int:
+    """The rounds that `server_app` runs: those `given` as a keyword (0: none), or in the run's
+    configuration, or 3. Raises ValueError as `_count`."""
+    keys = ("num-server-rounds", "rounds")
+    return _count("rounds", given, keys, run_config, default=3)
+
+
+def least_nodes_of(given: int, run_config: Mapping[str, Any]) -> int:
+    """The nodes that `server_app` waits for, as `num_rounds_of`, or 2."""
+    key = "min-available-nodes"
+    return _count("min_available_nodes", given, (key,), run_config, default=2)
+
+
+def check_count(name: str, value: Any, place: str) -> None:
+    """Raise ValueError unless the value, which stands in that place, is a whole number from 0."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r:.80} in {place}; it must be a whole number from 0")
+
+
+def _count(
+    keyword: str, given: int, keys: Sequence[str], run_config: Mapping[str, Any], *, default: int
+) -> int:
+    """The number that is `given` as the keyword (0: none), or stands under one of the `keys` in the
+    run's configuration, or else the default.
+
+    Raises ValueError for two different numbers, for another name of the key, and for what is no
+    whole number."""
+    counts: dict[str, int] = {}
+    if given:
+        counts[f"{keyword}={given}"] = given
+    for key, value in run_config.items():
+        name = key.replace("_", "-")
+        if OTHER_COUNTS.get(name) in keys:
+            raise ValueError(
+                f"the run's configuration has {key} = {value!r:.80}, which server_app calls "
+                f"{OTHER_COUNTS[name]}; rename the key, or leave it out"
+            )
+        if name in keys:
+            check_count(key, value, "the run's configuration")
+            counts[f"{key} = {value} in the run's configuration"] = value
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"server_app has {' and '.join(counts)}; set it in one place")
+    return next(iter(counts.values()), default)
 
 
 def check_message(method: str, config: Config, message: Mapping[str, Any]) -> None:

@@ -171,14 +171,15 @@ def test_the_network_may_depend_on_the_context():
         FedAvg().start(InProcessGrid(app, {}, NODES), initial, num_rounds=1)
 
 
-def both(run_config, **settings):
+def both(run_config, *, rounds=1, min_available_nodes=0, **settings):
     """The result of both components under one configuration of the run."""
     network = lambda: torch.nn.Linear(3, 2)  # noqa: E731
     client = fedapps.client_app("fedavg", model=network, data=data, **settings)
     found = []
     server = fedapps.server_app(
-        "fedavg", model=network, shape=(3,), rounds=1, then=lambda *got: found.extend(got)
-    )
+        "fedavg", model=network, shape=(3,), rounds=rounds,
+        min_available_nodes=min_available_nodes, then=lambda *got: found.extend(got),
+    )  # fmt: skip
     grid = InProcessGrid(client, run_config, NODES)
     server(grid, Context(1, 1, {}, RecordDict(), run_config))
     return found
@@ -193,3 +194,42 @@ def test_the_server_takes_its_settings_from_the_same_configuration():
         both({"learning-rate": 0.05})
     with pytest.raises(RuntimeError, match=r"lr is 0.2 in client_app and 0.05 in the run"):
         both({"lr": 0.05}, lr=0.2)
+
+
+@pytest.mark.parametrize("key", ["num-server-rounds", "num_server_rounds", "rounds"])
+def test_the_runs_configuration_says_the_rounds(key):
+    """`rounds` and names with underscores were ignored: three rounds."""
+    result, _ = both({key: 2}, rounds=0)
+    assert max(result.train_metrics_clientapp) == 2
+
+
+def test_without_a_number_there_are_three_rounds_and_two_nodes():
+    result, strategy = both({}, rounds=0)
+    assert len(result.train_metrics_clientapp) == 3
+    assert strategy.roster.least == 2
+    _, strategy = both({"min_available_nodes": 1})
+    assert strategy.roster.least == 1
+
+
+@pytest.mark.parametrize(
+    ("run_config", "keywords", "message"),
+    [
+        ({"num-server-rounds": 5}, {"rounds": 2}, "rounds=2 and num-server-rounds = 5 in the run"),
+        ({"num-server-rounds": 5, "rounds": 4}, {"rounds": 0}, "= 5 in .* and rounds = 4 in the"),
+        ({"min-available-nodes": 1}, {"min_available_nodes": 2}, "nodes=2 and min-available-nod"),
+        ({"num-rounds": 5}, {}, "num-rounds = 5, which server_app calls num-server-rounds; rename"),
+        ({"min-available-clients": 1}, {}, "which server_app calls min-available-nodes; rename"),
+        ({"fraction-fit": 0.5}, {}, "fraction-fit = 0.5, which server_app calls fraction-train"),
+        ({"num-server-rounds": -5}, {}, "num-server-rounds is -5 in the run's configuration; it"),
+        ({"num-server-rounds": 2.7}, {}, "is 2.7 in the run's configuration; it must be a whole"),
+        ({"num-server-rounds": "10"}, {}, "is '10' in the run's configuration; it must be a whole"),
+        ({}, {"rounds": -5}, "rounds is -5 in server_app; it must be a whole number from 0"),
+        ({}, {"rounds": 2.0}, "rounds is 2.0 in server_app; it must be a whole number from 0"),
+        ({}, {"min_available_nodes": "2"}, "min_available_nodes is '2' in server_app; it must"),
+    ],
+    ids=str,
+)
+def test_rounds_and_nodes_that_are_not_understood_are_refused(run_config, keywords, message):
+    """Another number than the one given was taken, and -5 rounds returned what was not trained."""
+    with pytest.raises(ValueError, match=message):
+        both(run_config, **keywords)
