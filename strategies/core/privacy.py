@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from logging import WARNING
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from clients.core.privacy import (
     noised,
 )
 from clients.core.protocol import LOCAL_NOISE
+from fedapps.common.once import say_once
 from fedapps.common.settings import NONNEGATIVE, Configured, setting
 from strategies.core.accountant import central_epsilon, local_epsilon, local_loss, multiplier
 from strategies.core.replies import Node, Update
@@ -135,7 +137,8 @@ class Privacy(Configured):
         self.delta = self.dp_delta
         self.covers = self.dp_covers
         self.rate = fraction_train
-        self.expected = max(1.0, fraction_train * round(train_fraction * num_clients))  # m = q N
+        self.users = round(train_fraction * num_clients)  # N
+        self.expected = max(1.0, fraction_train * self.users)  # m = q N
         self.on_spend: Callable[[Mapping[str, Any]], None] | None = None  # called with `state()`
         self.not_covered: list[str] = []
         self._generator = self.dp_generator
@@ -189,6 +192,21 @@ class Privacy(Configured):
         if what not in self.not_covered:
             self.not_covered.append(what)
             self._notify()
+
+    def check_users(self, count: int, round_: int) -> None:
+        """Raise ValueError before the first round if more clients train than the mean is over. Who
+        comes later ends no run: the log warns."""
+        if self.mode != "central" or count <= self.users:
+            return
+        sentence = (
+            f"{count} training clients are connected, but dp 'central' divides their sum by "
+            f"{self.users} users (num-clients · train-fraction; num_clients= of server_app), so a "
+            f"round would move the model {count / self.users:.3g} times as far as their mean; give "
+            "the number of all clients that may train"
+        )
+        if round_ == 1:
+            raise ValueError(sentence)
+        say_once(sentence, WARNING)
 
     def sample(self, nodes: Sequence[Node], round_: int) -> list[Node] | None:
         """A secret Poisson sample, which may be empty; None where sampling hides nothing."""

@@ -355,11 +355,12 @@ class StrategyHooks(Configured, Strategy, metaclass=Rebuilding):
     def sample(self) -> list[Node]:
         """The nodes that train in this round: a seeded draw from the training nodes.
 
-        Raises RuntimeError if no training node is present."""
+        Raises RuntimeError if no training node is present, ValueError as `Privacy.check_users`."""
         nodes = self.training_nodes()
         if not nodes:
             raise RuntimeError(self._no_training_client())
         if self.privacy is not None:
+            self.privacy.check_users(len(nodes), self.round)
             secret_sample = self.privacy.sample(nodes, self.round)
             if secret_sample is not None:
                 return secret_sample

@@ -82,6 +82,14 @@ def test_central_privacy_of_the_server_component_clips():
         assert (np.linalg.norm(change) <= 0.0075 * 1.001) == shorter
 
 
+def test_more_clients_than_the_private_mean_is_over_are_refused():
+    """Three equal changes over two users moved the model by 3/2 of each."""
+    with pytest.raises(
+        ValueError, match=r"^3 training clients are connected.*by 2 users.* 1\.5 ti"
+    ):
+        run({"lr": 0.1}, CENTRAL | {"num_clients": 2}, rounds=1)
+
+
 def test_central_privacy_leaves_no_exact_scores():
     """ε covers everything by default, so nothing is evaluated; with model-updates scores are."""
     result, strategy = run({"lr": 0.1}, CENTRAL)

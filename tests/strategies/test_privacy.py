@@ -202,6 +202,18 @@ def test_central_mean_divides_by_the_users_expected():
     assert moved == pytest.approx([2.75] * 3, rel=1e-6)
 
 
+def test_a_client_too_many_that_comes_later_is_named_and_ends_no_run(caplog):
+    """100 users are declared; local privacy has no such number."""
+    privacy = central(dp_noise_multiplier=1.0)
+    privacy.check_users(100, 1)
+    with pytest.raises(ValueError, match=r"101 training clients .* by 100 users .* 1\.01 times"):
+        privacy.check_users(101, 1)
+    assert not caplog.text
+    privacy.check_users(101, 2)
+    assert "101 training clients are connected" in caplog.text
+    Privacy(dp="local", dp_noise_multiplier=1.0, num_clients=2).check_users(3, 1)
+
+
 def test_the_server_clips_all_arrays_together():
     """Changes 6 and 8 make 10 = 10 C: 0.6 and 0.8, over m = 20."""
     start, moved = {"a": np.ones(1), "b": np.ones(1)}, {"a": np.full(1, 7.0), "b": np.full(1, 9.0)}
