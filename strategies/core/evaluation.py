@@ -23,6 +23,7 @@ from clients.core.protocol import (
     TRAINING_ERROR,
     VALUE_SUMS,
 )
+from fedapps.common.once import say_once
 from fedapps.common.tasks import MAIN_SCORES, reported_name
 from partitions.shares import SUB_POPULATION
 from strategies.core.domain_distances import a_distances
@@ -90,7 +91,7 @@ class Evaluation:
         numbers |= f1_scores(updates)
         numbers |= r2_scores(updates)
         if updates and not numbers:
-            self._warn_of_no_scores(len(updates))
+            self._warn_of_no_scores(updates)
         for role, group in by_role(updates):
             for name, count in self.count_not_finite(group).items():
                 numbers[f"{role}-not-finite-{name}"] = count
@@ -124,17 +125,26 @@ class Evaluation:
                 clients,
             )
 
-    def _warn_of_no_scores(self, clients: int) -> None:
+    def _warn_of_no_scores(self, updates: Sequence[Update]) -> None:
         """Warn once that the evaluated clients scored nothing."""
         if self._warned_of_no_scores:
             return
         self._warned_of_no_scores = True
+        if all(update.node.foreign for update in updates):
+            log(
+                WARNING,
+                "%s clients were evaluated, and no number of theirs could be averaged; put some "
+                "beside %r into the MetricRecord of the evaluation, or set fraction_evaluate=0",
+                len(updates),
+                self._strategy.weighted_by_key,
+            )
+            return
         log(
             WARNING,
             "%s clients were evaluated, and none has samples to be scored on: evaluations are "
             "empty. In client_app, data= returns training and validation samples: (training, "
             "validation)",
-            clients,
+            len(updates),
         )
 
     def _selected_score(self, updates: Sequence[Update]) -> str:
@@ -345,7 +355,7 @@ def records(updates: Sequence[Update], weighted_by: str) -> list[RecordDict]:
 def foreign_means(records: list[RecordDict], weighted_by: str) -> MetricRecord:
     """The weighted mean of each metric over the clients that sent it, entry by entry in lists.
 
-    A metric whose lists differ in length is left out."""
+    A metric whose lists differ in length is left out, which is logged once."""
     values: dict[str, list[np.ndarray]] = defaultdict(list)
     weights: dict[str, list[Any]] = defaultdict(list)
     for record in records:
@@ -358,8 +368,19 @@ def foreign_means(records: list[RecordDict], weighted_by: str) -> MetricRecord:
     for name in sorted(values):
         shapes = {value.shape for value in values[name]}
         if len(shapes) > 1:
+            lengths = ", ".join(_length(shape) for shape in sorted(shapes))
+            say_once(
+                f"the metric {name!r} is left out: clients sent {lengths}; send lists of one "
+                "length",
+                WARNING,
+            )
             continue
         # Without any weight the mean is the plain one.
         name_weights = weights[name] if any(weights[name]) else None
         result[name] = np.average(values[name], 0, name_weights).tolist()
     return result
+
+
+def _length(shape: tuple[int, ...]) -> str:
+    """What clients sent whose metric has this shape."""
+    return f"lists of {shape[0]}" if shape else "single numbers"

@@ -33,7 +33,7 @@ from strategies.core.replies import (
     Requirement,
     Update,
 )
-from strategies.core.reply_checks import read_reply
+from strategies.core.reply_checks import FOREIGN_NAMES, raw_values, read_reply, unusable_names
 from strategies.core.round_state import Round, Sent
 
 # Replies that affect their sender alone: no other client's model depends on them.
@@ -71,6 +71,7 @@ class Receiver:
         self._strategy = strategy
         self.sizes = NormHistory()
         self._causes: set[str] = set()  # passed to `on_failure`
+        self._unusable_names: set[str] = set()  # of foreign clients' metrics, logged
 
     def receive(
         self,
@@ -136,12 +137,24 @@ class Receiver:
             if not_private:
                 self.drop(node, "not-private", not_private)
                 return None
+        if node.foreign and not participants_are_secret(strategy.privacy):
+            self._say_what_is_left_out(reply)
         change = Change(update, start, strategy.limit_groups)
         name = change.not_finite()
         if name:
             self.drop(node, NOT_FINITE, f"{name} holds NaN or infinity")
             return None
         return change
+
+    def _say_what_is_left_out(self, reply: Message) -> None:
+        """Log each metric that a foreign client's reply has under a name that no metric has here,
+        once in a run."""
+        for name in unusable_names(raw_values(reply.content)):
+            if name in self._unusable_names or len(self._unusable_names) == MAX_CAUSES:
+                continue
+            self._unusable_names.add(name)
+            text = "the metric %.200r is left out; rename it in the client: a name has %s"
+            log(WARNING, text, name, FOREIGN_NAMES)
 
     def limited(self, kind: str, changes: list[Change]) -> list[Update]:
         """The updates of plausible size, within the limits of `strategies.core.checks_and_limits`.

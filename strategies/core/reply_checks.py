@@ -65,6 +65,7 @@ MAX_VALUES = 100  # of a reply
 NAME = re.compile(r"[\w.+-]{1,64}")
 MAX_FOREIGN_VALUES = 1000
 FOREIGN_NAME = re.compile(r"[\w.+@:/%() -]{1,64}")
+FOREIGN_NAMES = "at most 64 letters, digits, spaces and characters of _.+@:/%()-"
 # Names that evaluations compute.
 PREFIXES = ("", "global-", "test-")  # of the scores of a client's evaluation
 RESERVED = re.compile(r"clients|sem|half-distance|trimmed-.*|not-finite-.*|f1(-.*)?")
@@ -320,6 +321,16 @@ def foreign_numbers(values: Mapping[str, Any]) -> dict[str, float | list[float]]
             continue
         kept[name] = numbers if isinstance(value, list) else numbers[0]
     return kept
+
+
+def unusable_names(values: Mapping[str, Any]) -> list[str]:
+    """The names of a foreign client's numbers that `foreign_numbers` leaves out for their names."""
+    names: list[str] = []
+    for name, value in values.items():
+        is_number = bool(foreign_numbers({"number": value}))
+        if is_number and not FOREIGN_NAME.fullmatch(name):
+            names.append(name)
+    return names
 
 
 def not_finite(values: Mapping[str, Any]) -> tuple[str, ...]:

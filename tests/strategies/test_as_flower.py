@@ -238,6 +238,48 @@ def test_numbers_of_foreign_clients():
     assert len(foreign_numbers({f"n{i}": i for i in range(1001)})) == 1000
 
 
+def measuring(of_node):
+    """Three nodes that train nothing; their evaluations measure what `of_node` returns."""
+    client_app = ClientApp()
+
+    @client_app.train()
+    def train(message, context):
+        content = RecordDict({"arrays": message.content["arrays"]})
+        content["metrics"] = MetricRecord({"num-examples": 1})
+        return Message(content, reply_to=message)
+
+    @client_app.evaluate()
+    def evaluate(message, context):
+        got = MetricRecord({"num-examples": 1} | of_node(context.node_id))
+        return Message(
+            RecordDict({"metrics": got, "words": ConfigRecord({"a,b": "x"})}), reply_to=message
+        )
+
+    return InProcessGrid.simulation(client_app, {}, 3)
+
+
+def test_a_metric_that_is_left_out_is_named(caplog):
+    """Names that no metric has here, and lists of several lengths, were left out without a word;
+    texts are left out as documented."""
+    grid = measuring(lambda i: {"mAP@[.5:.95]": 0.5, "y" * 65: 1, "good": 0.5, "by class": [1] * i})
+    _, result = go(FedAvg(), grid, rounds=2)
+    assert result.evaluate_metrics_clientapp[2] == {"good": 0.5}
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition(" is left out")[0] for line in lines] == [
+        "the metric 'mAP@[.5:.95]'", f"the metric {'y' * 65!r}", "the metric 'by class'",
+    ]  # fmt: skip
+    assert "a name has at most 64 letters" in lines[0]
+    assert "clients sent lists of 1, lists of 2, lists of 3; send lists of one length" in lines[2]
+
+
+def test_clients_that_measure_nothing_are_said(caplog):
+    """The log named `client_app`, which such clients do not have."""
+    _, result = go(FedAvg(), measuring(lambda i: {}), rounds=2)
+    assert result.evaluate_metrics_clientapp[2] == {}
+    assert caplog.text.count("no number of theirs could be averaged; put some beside 'num-") == 1
+    assert "client_app" not in caplog.text
+
+
 def test_means_of_foreign_metrics_are_over_their_senders():
     """(1·2 + 3·6) / 4 = 5; of lists of different lengths there is none; without weights plain."""
     got = [{"n": 1, "a": 2.0, "b": [1]}, {"n": 3, "a": 6.0, "b": [1, 2]}, {"n": 4, "c": 7}]
