@@ -372,6 +372,47 @@ class PersonalizedStrategy(StrategyHooks):
                 self.evaluate_every,
             )
 
+    def _warn_of_noise(self, updates: Sequence[Update], num_asked: int) -> None:
+        """Warn, once for each reason, where the noise that a wrapper adds protects nobody as much
+        as it promises: it is made for the plain mean over all clients that were asked."""
+        reasons: dict[str, str] = {}
+        weights = [update.num_examples for update in updates]
+        if weights and min(weights) < max(weights):
+            key = self.weighted_by_key
+            reasons["weights"] = (
+                f"the mean weighs clients by {key}, here {min(weights):g} to {max(weights):g}; let "
+                "every client send 1 under another name, and give this name as weighted_by_key="
+            )
+        if len(updates) < num_asked:
+            reasons["dropped"] = (
+                f"{len(updates)} of {num_asked} replies are valid, so that each counts more"
+            )
+        robust = getattr(self, "robust", "none")
+        if robust != "none":
+            reasons["robust"] = f"robust is {robust!r}, which is no mean; leave it out"
+        for kind, reason in reasons.items():
+            if kind in self._noise_warnings:
+                continue
+            self._noise_warnings.add(kind)
+            log(
+                WARNING,
+                "round %s: %s runs inside another strategy. If that adds noise, as Flower's "
+                "privacy wrappers do, the noise is too small and its ε does not hold: %s",
+                self.round,
+                type(self).__name__,
+                reason,
+            )
+
+    def _warn_of_skipped_round(self) -> None:
+        """Warn that a wrapper did not pass on the replies of the round."""
+        log(
+            WARNING,
+            "round %s: the strategy around %s aggregates nothing, as Flower's privacy wrappers do "
+            "where a client fails or too few answer; the model stays that of the round before",
+            self.round,
+            type(self).__name__,
+        )
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -391,6 +432,8 @@ class PersonalizedStrategy(StrategyHooks):
         now.end_phase("clients")
         self._stop_on_failure()
         self._stop_on_few(updates)
+        if not self.runs_own_loop:
+            self._warn_of_noise(updates, num_asked)
         started_from = [now.payloads[update.node] for update in updates]
         updates = self.to_server_names(updates, started_from)[0]
         # Free the sent models: they use twice the memory of the replies.
@@ -553,6 +596,9 @@ class PersonalizedStrategy(StrategyHooks):
     ) -> Iterable[Message]:
         """Messages to the run's sample of nodes, in the rounds that evaluate."""
         now = self.now
+        if now.training and not self.runs_own_loop:
+            self._warn_of_skipped_round()
+            now.training = False
         now.number = server_round
         self.grid = grid
         now.sent = []

@@ -290,6 +290,7 @@ class StrategyHooks(Configured, Strategy, metaclass=Rebuilding):
         self._evaluation = Evaluation(self)
         self._accepted: ArrayRecord | None = None  # the last record that Flower passed
         self._record: ArrayRecord | None = None  # of `arrays`; None if it is not made yet
+        self._noise_warnings: set[str] = set()  # reasons that the log has, inside a wrapper
 
     @property
     def round(self) -> int:

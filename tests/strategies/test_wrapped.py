@@ -21,16 +21,21 @@ START = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
 STEPS = (1.0, -3.0, 2.0)  # by round
 
 
-def clients():
-    """Three nodes; node i adds i times the round's step to all it is sent."""
+def clients(samples=(1, 1, 1), failing=(), lost=()):
+    """Three nodes; node i adds i times the round's step to all it is sent, and says that it has
+    so many samples. Those that are `failing` send NaN, those `lost` raise an error."""
     client_app = ClientApp()
 
     @client_app.train()
     def train(message, context):
+        if context.node_id in lost:
+            raise OSError("no data")
         arrays = from_record(message.content["arrays"])
         step = STEPS[message.content["config"]["server-round"] - 1] * context.node_id
+        if context.node_id in failing:
+            step = np.nan
         moved = {n: np.asarray(a + np.float32(step)) for n, a in arrays.items()}
-        got = MetricRecord({"num-examples": 1, "risk": 1.0})
+        got = MetricRecord({"num-examples": samples[context.node_id - 1], "one": 1, "risk": 1.0})
         return Message(RecordDict({"arrays": to_record(moved), "metrics": got}), reply_to=message)
 
     @client_app.evaluate()
@@ -97,6 +102,36 @@ def test_an_interval_is_kept_with_a_warning(caplog):
     assert sorted(result.evaluate_metrics_clientapp) == [2]
     (line,) = [r.getMessage() for r in caplog.records if "the last round" in r.getMessage()]
     assert "evaluate_every=2" in line and "may not be evaluated" in line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "of_clients", "reason"),
+    [
+        (FedAvg(), {"samples": (1, 20, 3)}, "weighs clients by num-examples, here 1 to 20"),
+        (FedAvg(), {"failing": (2,)}, "2 of 3 replies are valid, so that each counts more"),
+        (FedAvg(robust="median"), {}, "robust is 'median', which is no mean"),
+    ],
+    ids=["weights", "dropped", "robust"],
+)
+def test_noise_that_is_too_small_for_the_mean_is_said_once(strategy, of_clients, reason, caplog):
+    """The wrapper's noise is zC / 3, for three equal weights."""
+    fixed(strategy, 1.0, 1.0).start(clients(**of_clients), to_record(START), num_rounds=2)
+    (line,) = [r.getMessage() for r in caplog.records if "noise is too small" in r.getMessage()]
+    assert line.startswith("round 1: FedAvg runs inside another strategy") and reason in line
+
+
+def test_equal_weights_by_another_name_need_no_more_noise(caplog):
+    strategy = FedAvg(weighted_by_key="one")
+    fixed(strategy, 1.0, 1.0).start(clients(samples=(1, 20, 3)), to_record(START), num_rounds=1)
+    FedAvg().start(clients(samples=(1, 20, 3)), to_record(START), num_rounds=1)  # no wrapper
+    assert "noise is too small" not in caplog.text
+
+
+def test_a_round_that_the_wrapper_skips_is_said(caplog):
+    """All rounds went by, and the model stayed that of the start, without a warning."""
+    fixed(FedAvg()).start(clients(lost=(3,)), to_record(START), num_rounds=2)
+    lines = [r.getMessage() for r in caplog.records if "aggregates nothing" in r.getMessage()]
+    assert [line.partition(":")[0] for line in lines] == ["round 1", "round 2"]
 
 
 def test_a_second_run_in_a_wrapper_begins_anew():
