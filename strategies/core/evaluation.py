@@ -85,7 +85,7 @@ class Evaluation:
         self._warn_of_few_samples(updates)
         weighted_by = strategy.weighted_by_key
         aggregate = strategy.evaluate_metrics_aggr_fn or foreign_means
-        numbers: dict[str, Any] = dict(aggregate(records(updates, weighted_by), weighted_by))
+        numbers: dict[str, Any] = dict(aggregated(aggregate, updates, weighted_by))
         of_scores = (strategy.average_over, self._selected_score(updates), strategy.selection_mean)
         numbers |= means(updates, *of_scores)
         numbers |= f1_scores(updates)
@@ -350,6 +350,23 @@ def records(updates: Sequence[Update], weighted_by: str) -> list[RecordDict]:
             metrics = MetricRecord({**update.foreign_metrics, weighted_by: update.num_examples})
             result.append(RecordDict({"metrics": metrics}))
     return result
+
+
+def aggregated(
+    aggregate: Callable[[list[RecordDict], str], MetricRecord],
+    updates: Sequence[Update],
+    weighted_by: str,
+) -> MetricRecord:
+    """What `aggregate`, which may be the user's, makes of the foreign clients' metrics. Raises
+    ValueError if it returns no record."""
+    metrics = aggregate(records(updates, weighted_by), weighted_by)
+    if not isinstance(metrics, Mapping):
+        name = getattr(aggregate, "__name__", repr(aggregate))
+        raise ValueError(
+            f"{name:.200}, which aggregates metrics, returned a {type(metrics).__name__}; it must "
+            "return a MetricRecord, which may be empty"
+        )
+    return metrics
 
 
 def foreign_means(records: list[RecordDict], weighted_by: str) -> MetricRecord:

@@ -41,9 +41,9 @@ from clients.core.protocol import BOUND, RUN_TOKEN, SECONDS, SELECTED_SCORE
 from fedapps.common.tasks import AUTO
 from strategies.core.evaluation import (
     MAIN_SCORES,
+    aggregated,
     foreign_means,
     losses,
-    records,
     train_means,
 )
 from strategies.core.nodes import Nodes, as_nodes
@@ -121,8 +121,9 @@ class PersonalizedStrategy(StrategyHooks):
         queries, of further exchanges and, unless `evaluate_config` is given, of evaluations.
         `evaluate_fn` gets the round's number and `global_model`, after each round.
 
-        Raises ValueError for an `evaluate_fn` where there is no global model, RuntimeError when
-        the run cannot continue."""
+        Raises ValueError for arguments of another kind, and for an `evaluate_fn` where there is no
+        global model, RuntimeError when the run cannot continue."""
+        _check_start(initial_arrays, num_rounds, timeout)
         if evaluate_fn is not None and (self.keeps_arrays or not self.holds_model):
             raise ValueError(
                 f"{type(self).__name__} holds no model that evaluate_fn could evaluate: every "
@@ -500,8 +501,7 @@ class PersonalizedStrategy(StrategyHooks):
         metrics = MetricRecord()
         if self.privacy is None:
             aggregate = self.train_metrics_aggr_fn or foreign_means
-            foreign_records = records(updates, self.weighted_by_key)
-            metrics.update(aggregate(foreign_records, self.weighted_by_key))
+            metrics.update(aggregated(aggregate, updates, self.weighted_by_key))
         if not participants_are_secret(self.privacy):
             metrics["valid-replies"] = report["valid"]
             if report["loss"] is not None:
@@ -545,7 +545,10 @@ class PersonalizedStrategy(StrategyHooks):
         if now.failure:
             causes += f"; {now.failure}"
         if set(now.dropped) == {NOT_FINITE}:
-            causes += "; training diverged: lower lr"
+            if finite(self.arrays):
+                causes += "; training diverged: lower lr"
+            else:
+                causes += "; so do the arrays that clients were sent: start from others"
         raise RuntimeError(
             f"{self._unmet_requirement()}round {now.number}: {count}, min-valid-replies is "
             f"{least}{causes}"
@@ -733,3 +736,23 @@ class PersonalizedStrategy(StrategyHooks):
         sent_bytes = sum(num_bytes(arrays.values()) for arrays in sent.values())
         down = cost.bytes_down + sent_bytes / len(sent)
         now.report["novel-megabytes"] = {"down": down / 1e6, "up": cost.bytes_up / 1e6}
+
+
+def check_num_rounds(num_rounds: Any) -> None:
+    """Raise ValueError unless it is a whole number from 0."""
+    is_whole = isinstance(num_rounds, int | np.integer) and not isinstance(num_rounds, bool)
+    if not is_whole or num_rounds < 0:
+        raise ValueError(f"num_rounds is {num_rounds!r:.80}; it must be a whole number from 0")
+
+
+def _check_start(initial_arrays: Any, num_rounds: Any, timeout: Any) -> None:
+    """Raise ValueError for arguments of `start` that are of another kind."""
+    if not isinstance(initial_arrays, ArrayRecord):
+        raise ValueError(
+            f"initial_arrays is a {type(initial_arrays).__name__}; give an ArrayRecord, as "
+            "ArrayRecord(net.state_dict()) or ArrayRecord(list_of_numpy_arrays)"
+        )
+    check_num_rounds(num_rounds)
+    is_number = isinstance(timeout, int | float | np.number)
+    if not is_number or not timeout > 0:
+        raise ValueError(f"timeout is {timeout!r:.80}; it must be a number of seconds above 0")

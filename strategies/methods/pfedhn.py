@@ -31,7 +31,7 @@ from clients.methods.pfedhn import NOVEL_ROUNDS
 from fedapps.common.settings import setting
 from fedapps.common.tasks import CLASSES, ForTasks
 from strategies.core.replies import Node, Requirement, Update
-from strategies.core.strategy import PersonalizedStrategy
+from strategies.core.strategy import PersonalizedStrategy, check_num_rounds
 from strategies.methods._generated_networks import GeneratorSettings, ModelGenerator, Targets
 
 DESCRIPTOR = "descriptor"  # name of v_i in a client's reply
@@ -166,6 +166,7 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
         **options: Any,
     ) -> Result:
         """As the base, followed by the novel rounds."""
+        check_num_rounds(num_rounds)
         total = num_rounds + self.novel_rounds
         return super().start(grid, initial_arrays, total, *args, **options)
 

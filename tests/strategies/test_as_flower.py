@@ -14,7 +14,7 @@ from clients.core.arrays import from_record, to_record
 from clients.core.protocol import CAPABILITIES
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.settings.config import defaults
-from strategies import AFL, FedAvg, FedRep
+from strategies import AFL, FedAvg, FedRep, PFedHN
 from strategies.core.evaluation import foreign_means
 from strategies.core.reply_checks import foreign_numbers
 from strategies.core.roster import unlogged
@@ -93,6 +93,45 @@ def test_metrics_are_aggregated_by_ones_own_functions():
     _, result = go(FedAvg(**options), clients()[0])
     assert result.train_metrics_clientapp[1]["most"] == 9
     assert result.evaluate_metrics_clientapp[1] == {"most": 9}
+
+
+@pytest.mark.parametrize("name", ["train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"])
+def test_a_function_that_returns_no_metrics_is_named(name):
+    """It ended with "'NoneType' object is not iterable"."""
+
+    def printed(records, key):
+        print(records)
+
+    with pytest.raises(ValueError, match="printed, which aggregates metrics, returned a NoneType"):
+        go(FedAvg(**{name: printed}), clients()[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"initial_arrays": {"w": np.zeros(2)}}, "initial_arrays is a dict; give an ArrayRecord"),
+        ({"initial_arrays": [np.zeros(2)]}, "initial_arrays is a list; give an ArrayRecord"),
+        ({"num_rounds": -1}, "num_rounds is -1; it must be a whole number from 0"),
+        ({"num_rounds": 2.0}, "num_rounds is 2.0; it must be a whole number from 0"),
+        ({"num_rounds": "2"}, "num_rounds is '2'; it must be a whole number from 0"),
+        ({"timeout": None}, "timeout is None; it must be a number of seconds above 0"),
+        ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_refused(arguments, words):
+    """-1 rounds returned the initial arrays; the others ended with errors of Python or numpy."""
+    given = {"initial_arrays": to_record(START), "num_rounds": 1} | arguments
+    for strategy in (FedAvg(), PFedHN(novel_rounds=2)):
+        with pytest.raises(ValueError, match=words):
+            strategy.start(clients()[0], **given)
+
+
+def test_a_start_that_is_not_finite_is_no_training_that_diverged():
+    with pytest.raises(RuntimeError) as error:
+        FedAvg().start(clients()[0], to_record({"w": np.array([np.nan, 1], np.float32)}), 1)
+    assert "so do the arrays that clients were sent: start from others" in str(error.value)
+    assert "lower lr" not in str(error.value)
 
 
 def test_records_are_named_as_one_likes():
