@@ -185,7 +185,9 @@ def server_app(
     rounds: int = 0,
     min_available_nodes: int = 0,
     then: Callable[[Result, PersonalizedStrategy], None] | None = None,
+    on_round: Callable[[dict[str, Any], PersonalizedStrategy], None] | None = None,
     former: Mapping[str, Any] | None = None,
+    wait: float = 120.0,
     **settings: Any,
 ) -> ServerApp:
     """Flower's server half of `method`, for networks whose inputs are (n, *shape). For several
@@ -194,11 +196,13 @@ def server_app(
 
     It runs `rounds` rounds once `min_available_nodes` have joined, and passes the result to `then`.
     0 stands for ``num-server-rounds`` and ``min-available-nodes`` of the run's configuration, else
-    for 3 rounds and 2 nodes. `former` is the ``strategy.state()`` of an earlier run, which this one
-    continues; `rounds` counts its rounds, and ε covers them, too. Every round is evaluated unless
-    `evaluate_every` says otherwise. `settings` are those that the method's strategy reads; those
-    that clients read must be equal in `client_app`, ``task=`` and ``standardize=`` among them. With
-    ``dp="central"`` the server clips and noises the mean over `num_clients` users; with
+    for 3 rounds and 2 nodes. Before each round it waits `wait` seconds for so many nodes, and ends
+    with an error if fewer are there. `on_round` gets each round's report and the strategy, whose
+    ``state()`` it may write: `former` is that of an earlier run, also of one that has failed, which
+    this one continues; `rounds` counts its rounds, and ε covers them, too. Every round is evaluated
+    unless `evaluate_every` says otherwise. `settings` are those that the method's strategy reads;
+    those that clients read must be equal in `client_app`, ``task=`` and ``standardize=`` among
+    them. With ``dp="central"`` the server clips and noises the mean over `num_clients` users; with
     ``dp="local"`` it asks the clients for noise.
     ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
 
@@ -209,6 +213,8 @@ def server_app(
     check_users(method, own, own_keys)
     check_count("rounds", rounds, "server_app")
     check_count("min_available_nodes", min_available_nodes, "server_app")
+    if not isinstance(wait, int | float) or not wait >= 0:
+        raise ValueError(f"wait is {wait!r:.80}; it must be a number of seconds from 0")
     if former is not None:
         check_former(former)
     # Raises for bad settings before the app starts.
@@ -225,7 +231,11 @@ def server_app(
         num_rounds = num_rounds_of(rounds, context.run_config)
         least_nodes = least_nodes_of(min_available_nodes, context.run_config)
         privacy = privacy_of(method, config, num_rounds, former)
-        options: dict[str, Any] = {"min_available_nodes": least_nodes, "privacy": privacy}
+        options: dict[str, Any] = {
+            "min_available_nodes": least_nodes,
+            "privacy": privacy,
+            "wait": wait,
+        }
         if former is not None:
             options["former"] = former
             done = rounds_of(former)
@@ -240,6 +250,8 @@ def server_app(
         if "evaluate-novel" not in keys:
             options["evaluate_novel"] = bool(entry.novel)
         strategy = build_strategy(config, method, network[0], **options)
+        if on_round is not None:
+            strategy.on_round = lambda report: on_round(report, strategy)
         result = strategy.start(
             grid=grid,
             initial_arrays=to_record(shared_of(network, method, of_method(config, method))),

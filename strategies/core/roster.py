@@ -165,7 +165,10 @@ class Roster:
 
     def _too_few(self, nodes: Nodes, refusals: list[Refusal], grid: Grid) -> RuntimeError:
         refused_by_grid: Mapping[int, str] = getattr(grid, "refused", {})
-        advice = "start more SuperNodes or lower num-clients"
+        advice = (
+            "start more SuperNodes, wait longer (wait= of server_app and of strategies), or lower "
+            "min_available_nodes (num-clients of fedapps run)"
+        )
         if refused_by_grid:
             advice = "; ".join(f"node {i} is refused: {why}" for i, why in refused_by_grid.items())
         if refusals:

@@ -1,5 +1,7 @@
 """`server_app(former=…)` continues the run of a strategy's state: its rounds and its budget."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ Y = (X[:, 0] > 0.5).long()
 CENTRAL = {"dp": "central", "dp_epsilon": 4.0, "num_clients": 2}
 LOCAL = {"dp": "local", "dp_epsilon": 8.0}
 NODES = 2
+PLACES = [{"partition-id": i} for i in range(NODES)]
 
 
 def net():
@@ -31,7 +34,7 @@ def ended(rounds, client_settings=None, **of_server):
         "fedavg", model=net, shape=(3,), rounds=rounds, then=lambda *got: found.extend(got),
         **of_server,
     )  # fmt: skip
-    grid = InProcessGrid(client, {}, [{"partition-id": i} for i in range(NODES)])
+    grid = InProcessGrid(client, {}, PLACES)
     server(grid, Context(1, 0, {}, RecordDict(), {}))
     return found
 
@@ -88,6 +91,39 @@ ARRAYS = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32
 def test_what_is_no_state_is_refused_before_the_app_starts(former, words):
     with pytest.raises(ValueError, match=rf"{words}.*give the strategy\.state\(\)"):
         fedapps.server_app("fedavg", model=net, shape=(3,), former=former)
+
+
+class Leaving(InProcessGrid):
+    """The last node leaves with the third round."""
+
+    def get_node_ids(self):
+        return range(1, NODES if len(states) == 2 else NODES + 1)
+
+
+states = []
+
+
+def test_a_run_that_fails_goes_on_from_its_last_round():
+    """A node that left for longer than the fixed 120 seconds ended a run, and nothing was kept."""
+    states.clear()
+    client = fedapps.client_app("fedavg", model=net, data=lambda context: (X, Y), lr=0.1)
+    server = fedapps.server_app(
+        "fedavg", model=net, shape=(3,), rounds=4, wait=0.1,
+        on_round=lambda report, strategy: states.append(copy.deepcopy(strategy.state())),
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"1 of 2 nodes answered within 0 s; .*wait longer \(wa"):
+        server(Leaving(client, {}, PLACES), Context(1, 0, {}, RecordDict(), {}))
+    assert [state["round"] for state in states] == [1, 2]
+    rest, whole = ended(4, former=states[-1])[0], ended(4)[0]
+    assert sorted(rest.train_metrics_clientapp) == [3, 4]
+    for name, array in from_record(whole.arrays).items():
+        np.testing.assert_array_equal(from_record(rest.arrays)[name], array)
+
+
+@pytest.mark.parametrize("wait", [-1.0, "long", None])
+def test_a_wait_that_is_no_time_is_refused(wait):
+    with pytest.raises(ValueError, match=r"wait is .*; it must be a number of seconds from 0"):
+        fedapps.server_app("fedavg", model=net, shape=(3,), wait=wait)
 
 
 def test_arrays_alone_are_a_state():
