@@ -1,10 +1,11 @@
 """Clients that a user's `client_fn` makes, in a ClientApp that this package's strategies ask."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
@@ -19,6 +20,7 @@ from clients.core.flower_fast import (
     parameters_to_ndarrays,
 )
 from clients.core.protocol import LOSS, NUM_EXAMPLES
+from fedapps.common.once import say_once
 from fedapps.node.bridge import unpack
 from fedapps.node.context import identity
 from fedapps.node.mods import checked_mods
@@ -28,18 +30,24 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
     """A ClientApp around the clients that `client_fn` makes of a Context, or of a ``cid``.
 
     A client is a NumPyClient, a Client, or what ``to_client()`` returns. It gets the message's
-    config and the arrays in order. Only numbers of its metrics are sent. `mods` are Flower's,
-    around each message: see `fedapps.node.mods`. Raises ValueError for one that could not work."""
+    config and the arrays in order, in which it may write. Only the numbers of its metrics are sent,
+    also those in a tensor. `mods` are Flower's, around each message: see `fedapps.node.mods`.
+    Raises ValueError for one that could not work, and for a `client_fn` with other parameters."""
     around = checked_mods(mods)
-    ((name, first),) = inspect.signature(client_fn).parameters.items()
-    by_cid = name == "cid" or first.annotation in (str, "str")
+    by_cid = _takes_cid(client_fn)
     app = ClientApp(mods=around)
 
     def called(message: Message, context: Context) -> tuple[Any, Any, list[str], list[Any]]:
         """The client, the config, and the arrays' names and values."""
         client = client_fn(str(identity(context)) if by_cid else context)
+        if not hasattr(client, "fit"):
+            raise TypeError(
+                f"client_fn returned a {type(client).__name__}; it must return a NumPyClient or a "
+                "Client"
+            )
         config, arrays = unpack(message.content)
-        return client, config, list(arrays), list(arrays.values())
+        # Copies, since a client may write into what it gets, as Flower's own engines allow.
+        return client, config, list(arrays), [array.copy() for array in arrays.values()]
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -50,7 +58,8 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
     def train(message: Message, context: Context) -> Message:
         client, config, names, arrays = called(message, context)
         if isinstance(client, NumPyClient):
-            trained, count, metrics = client.fit(arrays, config)
+            result = client.fit(arrays, config)
+            trained, count, metrics = _three(result, "fit", "arrays")
         else:
             result = client.fit(FitIns(ndarrays_to_parameters(arrays), config))
             _check(result)
@@ -60,23 +69,50 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
         if len(trained) != len(names):
             raise ValueError(f"fit got {len(names)} arrays and returned {len(trained)}")
         records = {"arrays": to_record(dict(zip(names, trained, strict=True)))}
-        return _reply(message, metrics | {NUM_EXAMPLES: count}, records)
+        return _reply(message, "fit", metrics, count, records)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         client, config, _, arrays = called(message, context)
         if isinstance(client, NumPyClient):
-            loss, count, metrics = client.evaluate(arrays, config)
+            result = client.evaluate(arrays, config)
+            loss, count, metrics = _three(result, "evaluate", "the loss")
         else:
             result = client.evaluate(EvaluateIns(ndarrays_to_parameters(arrays), config))
             _check(result)
             loss = result.loss
             count = result.num_examples
             metrics = result.metrics
-        # The client's own "loss" counts, but not its "num-examples": the server weighs by that.
-        return _reply(message, {LOSS: loss} | metrics | {NUM_EXAMPLES: count}, {})
+        # The client's own "loss" counts.
+        return _reply(message, "evaluate", {LOSS: loss} | dict(metrics or {}), count, {})
 
     return app
+
+
+def _takes_cid(client_fn: Callable[[Any], Any]) -> bool:
+    """Whether it takes a ``cid``, and no Context. Raises ValueError if it needs more, or nothing.
+
+    Parameters with a default do not count, such as those that functools.partial has given."""
+    parameters = list(inspect.signature(client_fn).parameters.values())
+    needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    if len(needed) > 1 or not parameters:
+        names = ", ".join(parameter.name for parameter in needed) or "nothing"
+        raise ValueError(f"client_fn takes {names}; it must take a Context alone, or a cid")
+    first = parameters[0]
+    return first.name == "cid" or first.annotation in (str, "str")
+
+
+def _three(result: Any, method: str, first: str) -> tuple[Any, Any, Any]:
+    """What a NumPyClient's method has returned. Raises ValueError unless it is three values."""
+    if not isinstance(result, tuple | list) or len(result) != 3:
+        given = type(result).__name__
+        if isinstance(result, tuple | list):
+            given = f"{len(result)} values"
+        raise ValueError(
+            f"{method} returned {given}; it must return {first}, the number of samples, and a dict "
+            "of metrics"
+        )
+    return result[0], result[1], result[2]
 
 
 def _check(result: Any) -> None:
@@ -85,12 +121,38 @@ def _check(result: Any) -> None:
         raise RuntimeError(reason)
 
 
-def _reply(message: Message, metrics: Mapping[str, Any], records: dict[str, Any]) -> Message:
-    """A reply with `records` and the numbers of `metrics`; a record of metrics holds no others."""
+def _reply(
+    message: Message,
+    method: str,
+    metrics: Mapping[str, Any] | None,
+    count: Any,
+    records: dict[str, Any],
+) -> Message:
+    """A reply with `records`, the numbers of `metrics`, and the client's `count` of samples, by
+    which the server weighs; a record of metrics holds nothing but numbers. The log names, once,
+    other metrics that are no texts. Raises ValueError for a count that is no number."""
     numbers: dict[str, Any] = {}
-    for name, value in metrics.items():
-        plain = value.item() if isinstance(value, np.generic) else value
-        if type(plain) in (int, float):  # a boolean is an instance of int
-            numbers[name] = plain
-    content = records | {"metrics": MetricRecord(numbers)}
+    for name, value in (metrics or {}).items():
+        number = _number(value)
+        if number is not None:
+            numbers[name] = number
+        elif not isinstance(value, str | bytes | bool):
+            kind = type(value).__name__
+            text = f"{method} returned {name!r} as a {kind}, which is left out; return a number"
+            say_once(text, WARNING)
+    samples = _number(count)
+    if samples is None:
+        raise ValueError(
+            f"{method} returned {count!r:.80} as its number of samples; it must be a number"
+        )
+    content = records | {"metrics": MetricRecord(numbers | {NUM_EXAMPLES: samples})}
     return Message(RecordDict(content), reply_to=message)
+
+
+def _number(value: Any) -> int | float | None:
+    """The value as Python's number, also of numpy's, and of an array or a tensor with one entry;
+    None if it is none."""
+    plain = value
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
+        plain = value.item()
+    return plain if type(plain) in (int, float) else None  # a boolean is an instance of int
