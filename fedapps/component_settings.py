@@ -30,6 +30,7 @@ from strategies.methods.fedavg import FedAvg
 # Settings of a run that `server_app` carries out, beside those of the method and of privacy.
 OF_SERVER = frozenset({"round-timeout", "num-clients"})
 OF_INPUTS = ("standardize", "missing")
+ROUNDS = "rounds"
 OF_SGD = ("lr", "momentum", "weight-decay")
 PARAMETERS = frozenset({"min-available-nodes"})  # of `server_app`, which are no settings there
 
@@ -327,9 +328,10 @@ def clients_privacy(method: str, config: Config, rounds: int) -> Config:
     return {key: values[key.replace("-", "_")] for key in (*_keys(Privacy), "seed", "rounds")}
 
 
-def announced(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of every message's config that says what `server_app` was given."""
+def announced(method: str, given: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """The entry of every message's config that says what `server_app` was given, and its rounds."""
     short = {key.removeprefix(f"{method}."): value for key, value in given.items()}
+    short[ROUNDS] = rounds
     return {APP_SETTINGS: json.dumps(short, sort_keys=True)}
 
 
@@ -367,13 +369,29 @@ def check_agreement(
             "give client_app dp='local', its settings and rounds=…"
         )
     compared = (own & of_server(method)) | (theirs.keys() & of_client(method))
-    for key in sorted(compared - _keys(Privacy)):
+    compared -= _keys(Privacy)
+    if config["dp"] == "local":
+        compared |= _keys(Privacy)
+    for key in sorted(compared):
         here = value_of(method, config, key)
         other = theirs[key] if key in theirs else value_of(method, there, key)
         if here != other:
             raise Refusal(
                 f"client_app has {key} {here!r} and server_app {other!r}; give both the same"
             )
+
+
+def check_promised_rounds(promised: Any, message: Mapping[str, Any]) -> None:
+    """Raise Refusal if `server_app`, whose settings the message holds, runs another number of
+    rounds than this client's component has promised its user (None: nothing)."""
+    if promised is None or APP_SETTINGS not in message:
+        return
+    rounds = json.loads(str(message[APP_SETTINGS])).get(ROUNDS)
+    if rounds != promised:
+        raise Refusal(
+            f"client_app has rounds {promised!r}, over which it promises its user an ε, and "
+            f"server_app runs {rounds!r}; give both the same"
+        )
 
 
 def is_of_other_package(message: Mapping[str, Any]) -> bool:

@@ -257,7 +257,7 @@ def server_app(
             initial_arrays=to_record(shared_of(network, method, of_method(config, method))),
             num_rounds=num_rounds,
             timeout=float(config["round-timeout"]),
-            train_config=ConfigRecord({METHOD: method} | announced(method, keys)),
+            train_config=ConfigRecord({METHOD: method} | announced(method, keys, num_rounds)),
         )
         if privacy is not None:
             log(INFO, "differential privacy: %s", spent_budget(privacy))

@@ -34,8 +34,10 @@ from fedapps.common.once import say_once
 from fedapps.common.tasks import BINARY, VALUES
 from fedapps.component_settings import (
     OF_SGD,
+    ROUNDS,
     check_agreement,
     check_plain_training,
+    check_promised_rounds,
     check_unread,
     is_of_other_package,
     with_optimizer,
@@ -148,6 +150,8 @@ class OwnClients:
         config = with_optimizer(self.method, config, named, self.optimizer)
         sent = settings_of(message)
         check_agreement(self.method, config, self.keys, sent)  # both halves see the run's config
+        if config["dp"] == "local":
+            check_promised_rounds(context.run_config.get(ROUNDS), sent)
         check_message(self.method, config, sent)
         return config, named
 

@@ -162,7 +162,10 @@ def local_noise(message: Message, options: Mapping[str, Any]) -> float:
     deviation = float(str(config.get(LOCAL_NOISE, 0)))
     least = promised_multiplier(options) * float(options["dp-clip"])
     if not 0 < deviation < math.inf or not deviation >= least:
-        raise Refusal(f"dp is 'local', but the server asked for noise of {deviation:g}")
+        raise Refusal(
+            f"dp is 'local', but the server asked for noise of {deviation:g}, and this client has "
+            f"promised at least {least:g}; give the server the same dp settings and rounds"
+        )
     return deviation
 
 

@@ -18,6 +18,7 @@ from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
 from fedapps.settings.sections import common, of_method, of_partitions
 from strategies.core.accountant import central_epsilon, local_epsilon, local_loss
+from strategies.core.privacy import Privacy
 from strategies.core.strategy import PersonalizedStrategy
 
 WIDTH = 5000  # inputs of the network, so that the deviation of the noise is seen
@@ -118,17 +119,29 @@ def test_local_privacy_of_both_components_adds_the_noise_on_the_clients():
 
 
 def test_a_client_counts_what_it_reveals():
-    """Told of one round, its ledger ends the second."""
-    with pytest.raises(RuntimeError, match="the limit that this run promised"):
-        run(LOCAL | {"lr": 0.0, "rounds": 1}, LOCAL)
+    """Told of one round, its ledger ends the second of a strategy by hand, which does not say how
+    many it runs."""
+    from clients.core.arrays import to_record
+    from strategies import FedAvg
+
+    client = fedapps.client_app("fedavg", model=Wide, data=data, rounds=1, **LOCAL)
+    grid = InProcessGrid(client, {}, [{"partition-id": i} for i in range(2)])
+    privacy = Privacy(dp="local", dp_noise_multiplier=3.0, dp_clip=0.5, rounds=2)
+    start = {name: t.numpy() for name, t in Wide().state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"^round 2.*the limit that this run promised"):
+        FedAvg(privacy=privacy, min_available_nodes=2).start(grid, to_record(start), 2)
 
 
 @pytest.mark.parametrize(
     ("of_client", "of_server", "words"),
     [
         ({}, LOCAL, "give client_app dp='local'"),
-        (LOCAL | {"rounds": 2}, {}, "the server asked for noise of 0"),
-        (LOCAL | {"rounds": 2}, LOCAL | {"dp_noise_multiplier": 1.0}, "asked for noise of 0.5"),
+        (LOCAL | {"rounds": 2}, {}, "client_app has dp 'local' and server_app 'none'"),
+        (LOCAL | {"rounds": 2}, LOCAL | {"dp_noise_multiplier": 1.0}, "3.0 and server_app 1.0; g"),
+        (LOCAL | {"rounds": 2}, LOCAL | {"dp_clip": 5.0}, "has dp-clip 0.5 and server_app 5.0"),
+        (LOCAL | {"rounds": 2}, LOCAL | {"dp_covers": "model-updates"}, "has dp-covers 'everyth"),
+        (LOCAL | {"rounds": 1}, LOCAL, "rounds 1, over which it promises .* server_app runs 2; g"),
+        (LOCAL | {"rounds": 3}, LOCAL, "rounds 3, over which it promises .* server_app runs 2; g"),
         ({"lr": 0.1}, {"lr": 0.2}, "client_app has lr 0.1 and server_app 0.2"),
         ({}, {"lr": 0.2}, "client_app has lr 0.3 and server_app 0.2"),
         ({"evaluate_every": 2}, {}, "client_app has evaluate-every 2 and server_app 1"),
@@ -138,6 +151,7 @@ def test_a_client_counts_what_it_reveals():
     ids=str,
 )
 def test_components_that_disagree_do_not_train(of_client, of_server, words):
+    """Of another clip all noise was too large, and another number of rounds ended a run."""
     with pytest.raises(RuntimeError, match=words):
         run(of_client, of_server)
 

@@ -133,7 +133,7 @@ def test_a_change_of_zeros_and_one_that_is_not_finite_leave_as_zeros():
 )
 def test_a_client_does_not_answer_a_server_that_asks_for_too_little_noise(asked, z):
     """With z = 2 and C = 0.5 the client's configuration says 1."""
-    with pytest.raises(ValueError, match="the server asked for noise of"):
+    with pytest.raises(ValueError, match=r"asked for noise of .* promised at least .*; give the s"):
         answered({"a": np.ones(1)}, asked, "local", **{"dp-noise-multiplier": z, "dp-clip": 0.5})
 
 
@@ -145,7 +145,9 @@ def test_a_client_knows_what_noise_its_epsilon_needs():
     for factor in (1.0, 2.0):
         answered({"a": np.ones(1)}, {LOCAL_NOISE: factor * z * 0.5}, "local", **own)
     for factor in (0.99, 3**-0.5):
-        with pytest.raises(ValueError, match="the server asked for noise of"):
+        with pytest.raises(
+            ValueError, match=r"asked for noise of .* promised at least .*; give the s"
+        ):
             answered({"a": np.ones(1)}, {LOCAL_NOISE: factor * z * 0.5}, "local", **own)
 
 
