@@ -62,6 +62,8 @@ __all__ = ["PersonalizedStrategy", "Stop"]
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
+SHOWN = 5  # client ids in a line of the log
+
 # Keys of a strategy's `state` whose values are not part of the model.
 NOT_OF_MODEL = ("round", "undone-rounds", "sizes", "privacy", "token", "column-encoder", "late")
 
@@ -236,6 +238,7 @@ class PersonalizedStrategy(StrategyHooks):
         if self.former is not None:
             self.load_state(own_copy(self.former, in_place=self.in_place))
             self.former = None
+            self._has_just_continued = True
         self._accepted = record
         self._record = record if self.arrays is arrays else None
 
@@ -285,10 +288,32 @@ class PersonalizedStrategy(StrategyHooks):
         """Update the roster, count the nodes that it refused, send clients of a former run their
         states back, and make the encoding of inputs if the run needs one and has none."""
         self.present()
+        if self._has_just_continued:
+            self._has_just_continued = False
+            self._warn_of_other_clients()
         self.now.dropped += self.roster.refused
         return_client_states(self, self.former_clients)
         if self.column_encoder is not None and self.column_encoder.encoding is None:
             self.column_encoder.learn(self)
+
+    def _warn_of_other_clients(self) -> None:
+        """Warn if clients of the run that this one continues are away and others are new: they may
+        be the same under other ids."""
+        known = self.known_clients()
+        present = {node.client for node in self.nodes}
+        away = sorted(known - present)
+        new = sorted({node.client for node in self.training_nodes()} - known)
+        if not away or not new:
+            return
+        log(
+            WARNING,
+            "the run that this one continues had clients %s, which are not connected; clients %s "
+            "are new and begin without what the server keeps of each. Flower gives a node without "
+            "a key, and each simulated one, another id when it starts again: then let clients tell "
+            "an id of their own, see docs/how-to/flower-app.md",
+            _some(away),
+            _some(new),
+        )
 
     # Training
 
@@ -736,6 +761,12 @@ class PersonalizedStrategy(StrategyHooks):
         sent_bytes = sum(num_bytes(arrays.values()) for arrays in sent.values())
         down = cost.bytes_down + sent_bytes / len(sent)
         now.report["novel-megabytes"] = {"down": down / 1e6, "up": cost.bytes_up / 1e6}
+
+
+def _some(numbers: Sequence[int]) -> str:
+    """The first of the numbers, and how many there are in all."""
+    shown = ", ".join(map(str, numbers[:SHOWN]))
+    return shown if len(numbers) <= SHOWN else f"{shown}, … ({len(numbers)})"
 
 
 def check_num_rounds(num_rounds: Any) -> None:

@@ -252,6 +252,7 @@ class StrategyHooks(Configured, Strategy, metaclass=Rebuilding):
         # The run that this one continues.
         self.former = former  # its state; None once it is loaded
         self.former_clients = dict(client_states or {})  # by id, states that are not sent back yet
+        self._has_just_continued = False  # until its clients are compared with those present
         self.saved_rounds = saved_rounds
 
         # Arguments with the meaning of Flower's FedAvg.
@@ -349,6 +350,10 @@ class StrategyHooks(Configured, Strategy, metaclass=Rebuilding):
         arrays are.
 
         Called before a run begins, and by `load_state`."""
+
+    def known_clients(self) -> set[int]:
+        """The ids of the clients for which the server keeps something, such as embeddings."""
+        return set()
 
     def forget(self) -> None:
         """Drop what `restore` rebuilds from the arrays, before a round is undone."""

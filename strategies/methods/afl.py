@@ -38,6 +38,10 @@ class AFL(PersonalizedStrategy):
         super().__init__(**settings)
         self.mixture: dict[int, float] = {}  # λ
 
+    def known_clients(self) -> set[int]:
+        """Those with a weight λ."""
+        return set(self.mixture)
+
     def aggregate(self, arrays: Arrays, updates: list[Update]) -> Arrays:
         """w ← Σ_S λ_i w_i / Σ_S λ_i, then λ_S ← Π(λ_S + γ_λ L_S(w)) with the mass Σ_S λ_i."""
         self._add_newcomers()

@@ -33,6 +33,11 @@ class FedAMP(PersonalizedStrategy):
         """With the saved models of the clients."""
         return arrays | saved
 
+    def known_clients(self) -> set[int]:
+        """Those whose model is stored."""
+        names = {name.partition("/")[0] for name in self.arrays}
+        return {int(name) for name in names if name.isdecimal()}
+
     def personalize(self, arrays: Arrays, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """w_i, the client's last trained model."""
         first = group(arrays, "initial")

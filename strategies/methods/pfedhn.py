@@ -237,6 +237,10 @@ class PFedHN(GeneratorSettings, PersonalizedStrategy):
 
     # Embeddings
 
+    def known_clients(self) -> set[int]:
+        """Those with an embedding."""
+        return set(self.generator.embeddings)
+
     def ensure_embeddings(self, nodes: Sequence[Node]) -> list[Node]:
         """Give every node a v_i; returns the nodes that have one and whose network is known.
 

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from clients.core.arrays import from_record, to_record
 from clients.core.protocol import CAPABILITIES
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.settings.config import defaults
-from strategies import AFL, FedAvg, FedRep, PFedHN
+from strategies import AFL, FedAMP, FedAvg, FedRep, PFedHN
 from strategies.core.evaluation import foreign_means
 from strategies.core.reply_checks import foreign_numbers
 from strategies.core.roster import unlogged
@@ -254,6 +255,33 @@ def test_a_lenient_strategy_says_what_it_is(caplog):
         FedRep(lenient=True)
     assert "FedRep is lenient: with clients that do not train their head first" in caplog.text
     assert "it is FedAvg" in caplog.text
+
+
+class Renumbered(InProcessGrid):
+    """Nodes 4, 5 and 6 of six: the first three under the ids of a new start."""
+
+    def get_node_ids(self):
+        return [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [partial(PFedHN, hidden_dim=4), partial(FedAMP, lenient=True), partial(AFL, lenient=True)],
+)
+def test_a_run_that_continues_with_other_ids_says_so(kind, caplog):
+    """Each embedding, model or weight began anew, without a word."""
+    client_app = clients()[0].client_app
+    first = kind()
+    first.start(InProcessGrid(client_app, {}, [{}] * 3), to_record(START), 1)
+
+    def continue_on(grid):
+        kind(former=first.state()).start(grid, to_record(START), 3)
+
+    continue_on(InProcessGrid(client_app, {}, [{}] * 3))
+    continue_on(InProcessGrid(client_app, {}, [{}] * 6))
+    assert "the run that this one continues" not in caplog.text  # the same clients, and more
+    continue_on(Renumbered(client_app, {}, [{}] * 6))
+    assert caplog.text.count("had clients 1, 2, 3, which are not connected; clients 4, 5, 6 ") == 1
 
 
 def test_an_unknown_handler_is_not_logged(caplog):
