@@ -39,6 +39,7 @@ from clients.core.arrays import Arrays, from_record, num_bytes, settled, to_reco
 from clients.core.privacy import EVERYTHING
 from clients.core.protocol import BOUND, RUN_TOKEN, SECONDS, SELECTED_SCORE
 from fedapps.common.tasks import AUTO
+from fedapps.common.torch_defaults import torch_defaults
 from strategies.core.evaluation import (
     MAIN_SCORES,
     aggregated,
@@ -217,6 +218,7 @@ class PersonalizedStrategy(StrategyHooks):
         self.common_config = dict(config)
         self._accept(initial_arrays)
 
+    @torch_defaults()  # the program around a strategy may have others
     def _accept(self, record: ArrayRecord) -> None:
         """Take over the arrays that Flower's loop passes, unless the strategy itself returned them.
 
@@ -331,8 +333,9 @@ class PersonalizedStrategy(StrategyHooks):
         self._update_roster()
         now.training = True
         busy = self.late.busy
-        nodes = [node for node in self.sample() if node not in busy]
-        now.payloads = self.broadcast(self.arrays, nodes)
+        with torch_defaults():
+            nodes = [node for node in self.sample() if node not in busy]
+            now.payloads = self.broadcast(self.arrays, nodes)
         if not self.runs_own_loop:
             self._check_wrapped(arrays, now.payloads.values())
         entries = dict(config) | self.message_config()
@@ -469,7 +472,8 @@ class PersonalizedStrategy(StrategyHooks):
         if self.privacy is not None:
             updates = self.privacy.protect(updates, self.arrays, server_round)
         before = own_copy(self.state(), in_place=self.in_place)
-        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
+        # The result is checked below.
+        with np.errstate(over="ignore", invalid="ignore"), torch_defaults():
             aggregated = self.aggregate(self.arrays, updates)
             self.arrays = settled(aggregated, before["arrays"])
         if not self._model_is_finite():
@@ -486,6 +490,7 @@ class PersonalizedStrategy(StrategyHooks):
         state = self.state()
         return finite({key: value for key, value in state.items() if key not in NOT_OF_MODEL})
 
+    @torch_defaults()
     def _undo_round(self, before: dict[str, Any]) -> None:
         """Return to the state `before` the round; the privacy budget of the round stays spent."""
         log(WARNING, "round %s is undone: NaN or infinity would come into the model", self.round)
@@ -668,6 +673,7 @@ class PersonalizedStrategy(StrategyHooks):
             nodes = Nodes(node for node in nodes if node not in unable)
         return nodes
 
+    @torch_defaults()
     def _personalize_and_measure(self, nodes: Sequence[Node]) -> dict[Node, Arrays]:
         """`personalize` of these nodes; its mean cost for a node is kept for the report."""
         now = self.now
