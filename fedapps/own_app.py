@@ -245,6 +245,13 @@ def server_app(
                     "them; for %s further rounds write rounds=%s",
                     done, num_rounds, num_rounds, done + num_rounds,
                 )  # fmt: skip
+            if entry.client.needs_state:
+                log(
+                    WARNING, "clients of %s keep a state of their own, which former does not hold: "
+                    "each finds it in its node's state-dir, or begins without it where the node "
+                    "configuration names none, as in Flower's simulation",
+                    method,
+                )  # fmt: skip
         if check_scaling(config, privacy):
             options["column_encoder"] = ColumnEncoder(method, whole, str(config["missing"]))
         if "evaluate-novel" not in keys:

@@ -24,14 +24,14 @@ def net():
     return nn.Linear(3, 2)
 
 
-def ended(rounds, client_settings=None, **of_server):
+def ended(rounds, client_settings=None, method="fedavg", **of_server):
     """The result and the strategy of both components."""
     found = []
     client = fedapps.client_app(
-        "fedavg", model=net, data=lambda context: (X, Y), lr=0.1, **client_settings or {}
+        method, model=net, data=lambda context: (X, Y), lr=0.1, **client_settings or {}
     )
     server = fedapps.server_app(
-        "fedavg", model=net, shape=(3,), rounds=rounds, then=lambda *got: found.extend(got),
+        method, model=net, shape=(3,), rounds=rounds, then=lambda *got: found.extend(got),
         **of_server,
     )  # fmt: skip
     grid = InProcessGrid(client, {}, PLACES)
@@ -91,6 +91,15 @@ ARRAYS = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32
 def test_what_is_no_state_is_refused_before_the_app_starts(former, words):
     with pytest.raises(ValueError, match=rf"{words}.*give the strategy\.state\(\)"):
         fedapps.server_app("fedavg", model=net, shape=(3,), former=former)
+
+
+def test_what_clients_keep_themselves_is_not_in_the_state(caplog):
+    """Ditto's personal models began anew without a word; FedAvg's clients keep nothing."""
+    for method, is_said in (("fedavg", False), ("ditto", True)):
+        state = ended(1, method=method)[1].state()
+        assert "keep a state of their own" not in caplog.text
+        ended(2, method=method, former=state)
+        assert ("clients of ditto keep a state of their own" in caplog.text) == is_said
 
 
 class Leaving(InProcessGrid):
