@@ -144,7 +144,8 @@ def test_an_encoder_far_larger_than_the_network_is_said():
 def test_a_method_says_what_it_has_to_before_a_run(method):
     """All that the planner asks a method for, also one that hides settings of its parent, as shot
     hides `parameters`."""
-    config = defaults() | {"method": method, "model": "convnet-bn", "num-clients": 5}
+    model = "mlp" if method == "fedma" else "convnet-bn"  # a chain; batch normalisation
+    config = defaults() | {"method": method, "model": model, "num-clients": 5}
     config |= {"fedembed.embedding-dim": 8, "global+.embedding-dim": 8}
     assert all(isinstance(note, str) for note in method_caveats(config))
     assert bytes_after_rounds(config) >= 0
