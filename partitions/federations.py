@@ -220,7 +220,8 @@ class Federation:
         values = self.dataset.y[torch.from_numpy(self._training_rows())]
         mean = values.mean(0)
         deviation = values.std(0, correction=0)
-        constant = torch.nonzero(deviation == 0)
+        # Rounding leaves a deviation of equal numbers such as 0.1.
+        constant = torch.nonzero(values.amin(0) == values.amax(0))
         if len(constant):
             raise ValueError(
                 f"{self.info.name}: output {int(constant[0])} is the same number in "
@@ -397,7 +398,7 @@ class Federation:
         """Mean and standard deviation over `_moment_rows`' inputs: of each column or channel, and
         over all pixels of images. Raises ValueError if all numbers are equal."""
         x = self.dataset.x[self._moment_rows()].double() / self.info.scale
-        deviation = float(x.std())
+        deviation = float(x.std()) if x.min() < x.max() else 0.0
         described = self.info.inputs is not None  # a user's own data are scaled unasked
         if not deviation > 0 and not described:
             raise ValueError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitions.datasets.distance import farthest, threshold
+from partitions.datasets.encoding import moments
 from partitions.federations import Federation
 from partitions.shares import Samples
 
@@ -54,7 +55,8 @@ def reference(federation: Federation) -> Reference:
     # A share's rows are in random order.
     x = np.concatenate([columns_of(share.train, each) for share in shares])
     names = _names(federation, x.shape[1])
-    without_largest = Reference(names, tuple(x.mean(0).tolist()), tuple(x.std(0).tolist()))
+    mean, std = moments(x)
+    without_largest = Reference(names, tuple(mean.tolist()), tuple(std.tolist()))
     largest = 0.0
     for share in shares:
         if len(share.validation):

@@ -265,6 +265,14 @@ def _gaps_text(column: Column, gaps: np.ndarray) -> str:
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each column of x (n, d), float64, (d,) each."""
+    """Mean and deviation of each column of x (n, d), float64, (d,) each.
+
+    Equal numbers are their own mean, and their deviation is 0: a rounded mean would leave a
+    deviation such as 10⁻¹⁷, by which another number would become 10¹⁶."""
     values = x.astype(np.float64)
-    return values.mean(0), values.std(0)
+    mean = values.mean(0)
+    deviation = values.std(0)
+    equal = values.min(0) == values.max(0)
+    mean[equal] = values[0, equal]
+    deviation[equal] = 0
+    return mean, deviation

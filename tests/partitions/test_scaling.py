@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedapps.results.reference import reference
 from fedapps.settings.config import defaults
 from partitions.datasets.catalog import Info
 from partitions.datasets.description import SIGNAL, VECTOR, Description
@@ -78,6 +79,32 @@ def test_a_constant_column_becomes_zero():
     x = np.stack([np.arange(40.0), np.full(40, 5.0)], axis=1)
     given, _ = federation(x, VECTOR).share(0).everything[:]
     assert given[:, 1].tolist() == [0] * len(given)
+
+
+@pytest.mark.parametrize("kind", [VECTOR, SIGNAL])
+def test_equal_numbers_whose_mean_rounds_are_not_scaled(kind):
+    """Of 20 times 0.1 numpy's mean is another number, by 10⁻¹⁷. Divided by such a deviation, 0.2 of
+    a novel client became 10¹⁵ and more: it is 0.1 from the mean, divided by 1."""
+    x = np.stack([np.arange(40.0), np.full(40, 0.1)], axis=1)
+    if kind == SIGNAL:
+        x = x[:, :, None]
+    rows = training_rows(federation(x, kind))
+    assert x[rows].std(0)[1].max() > 0
+    others = np.setdiff1d(np.arange(len(x)), rows)
+    x[others, 1] = 0.2
+    scaled = federation(x, kind)
+    assert (scaled._mean[1], scaled._std[1]) == (0.1, 1)
+    client = int(np.flatnonzero(scaled.novel)[0])
+    given, _ = scaled.share(client).everything[:]
+    np.testing.assert_allclose(given[:, 1].flatten(), 0.1, rtol=1e-6)
+    assert reference(scaled).std[1] == 0  # so no distance is told
+
+
+def test_equal_values_to_predict_whose_mean_rounds_are_refused(tmp_path):
+    path = tmp_path / "equal.npz"
+    np.savez(path, x=np.arange(40.0)[:, None], y=np.full(40, 0.1))
+    with pytest.raises(ValueError, match="output 0 is the same number in all training samples"):
+        Federation(defaults() | SPLIT | {"dataset": str(path)})
 
 
 def test_a_moment_for_each_channel_of_an_image_keeps_its_bits(divide):
