@@ -40,6 +40,7 @@ from partitions.datasets.loading import (
     Moment,
     configured,
 )
+from partitions.datasets.readers.columns import LARGEST_EXACT
 from partitions.datasets.words import most_frequent, renumbered
 from partitions.rules.registry import (
     PARTITIONS,
@@ -330,6 +331,12 @@ class Federation:
         elif name in description.names:
             cells = self.dataset.x.numpy()[:, description.names.index(name)]
             gaps = np.flatnonzero(~np.isfinite(cells))
+            if np.nanmax(np.abs(cells), initial=0) > LARGEST_EXACT:
+                raise ValueError(
+                    f"{self.info.name}: column {name}, whose values are the clients, holds numbers "
+                    f"above {LARGEST_EXACT}, which are rounded as decimals, so that clients could "
+                    "be mixed; write them as texts, with a letter before each, as u12345"
+                )
             whole = np.nan_to_num(cells).astype(np.int64)
             owners = whole if (whole == cells)[np.isfinite(cells)].all() else cells
         else:

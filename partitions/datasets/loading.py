@@ -30,6 +30,7 @@ from partitions.datasets.description import (
     BY_WORD,
     IMAGE,
     SIGNAL,
+    TABLE,
     TOKENS,
     VECTOR,
     Description,
@@ -48,7 +49,7 @@ _KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
 OTHER_LEVEL = {"folder:0": "folder:1", "folder:1": "folder:0"}  # of two levels of folders
 OF_FILES = ("image_size", "label_column", "task", "inputs", "skip_broken")  # options of reading
 OWN = "own data"  # the summary of a user's data
-READ_VERSION = 6  # of what the readers of a user's files return, for the cache
+READ_VERSION = 7  # of what the readers of a user's files return, for the cache
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
 
@@ -245,7 +246,11 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         count = len(raw.classes) or int(raw.y.max()) + 1
     are_tokens = raw.inputs is not None and raw.inputs.kind == TOKENS
     scale = 255.0 if raw.x.dtype == np.uint8 and not are_tokens else 1.0
-    shape, columns = raw.x.shape[1:], tuple(raw.columns)
+    shape = raw.x.shape[1:]
+    columns = tuple(raw.columns)
+    if raw.inputs is not None and raw.inputs.kind == TABLE:
+        # Numbers name the clients only where partition.column says so.
+        columns = tuple(name for name in columns if raw.columns[name].dtype.kind == "U")
     entry = Info(
         name,
         shape,

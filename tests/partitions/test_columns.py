@@ -301,6 +301,55 @@ def test_an_array_of_owners_has_no_gaps(tmp_path, gap):
         owners_of(tmp_path / "gap", owners, 3)
 
 
+LARGE = 76561197960287930  # 2⁵³ is about 9·10¹⁵; here neighbours of float64 differ by 16
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_owners_with_large_numbers_stay_apart(tmp_path, ending):
+    """As float64 the numbers of both players are one number."""
+    player = np.array([LARGE, LARGE + 1])[np.arange(ROWS) % 2]
+    assert len(np.unique(player.astype(float))) == 1
+    frame = table(player=player, dose=np.arange(ROWS) % 7)
+    path = tmp_path / f"d.{ending}"
+    if ending == "csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    changes = {"dataset": str(path), "partition": "natural", "partition.column": "player"}
+    found = partitions.federation(defaults() | SPLIT | changes | {"num-clients": 2})
+    for client in (0, 1):
+        rows = np.concatenate(list(found.rows(client).values()))
+        assert set(rows % 2) == {client}
+        assert found.share(client).attributes["player"] == str(LARGE + client)
+
+
+def test_large_owners_beside_a_gap_are_refused(tmp_path):
+    """pandas reads a column of whole numbers with a gap as float64, which rounds them."""
+    player = [str(LARGE + i % 2) for i in range(ROWS)]
+    player[5] = ""
+    frame = table(player=player, dose=np.arange(ROWS) % 7)
+    changes = {"partition": "natural", "partition.column": "player", "skip-broken": 0.1}
+    with pytest.raises(ValueError, match=r"column player, .* holds numbers above 9007199254740992"):
+        clients(frame, tmp_path, **changes)
+
+
+def test_large_numbers_are_no_owner_unasked(tmp_path):
+    frame = table(player=LARGE + np.arange(ROWS) % 2, dose=np.arange(ROWS) % 7)
+    with pytest.raises(ValueError, match="has no natural column to divide it by"):
+        clients(frame, tmp_path, partition="natural")
+
+
+def test_dates_of_parquet_may_be_the_owners(tmp_path):
+    """They were called empty cells."""
+    days = np.array(["2024-01-31", "2024-02-01"], dtype="datetime64[ns]")[np.arange(ROWS) % 2]
+    frame = table(day=days, dose=np.arange(ROWS) % 7)
+    path = tmp_path / "d.parquet"
+    frame.to_parquet(path)
+    changes = {"dataset": str(path), "partition": "natural", "partition.column": "day"}
+    found = partitions.federation(defaults() | SPLIT | changes | {"num-clients": 2})
+    assert [found.share(i).attributes["day"] for i in (0, 1)] == ["2024-01-31", "2024-02-01"]
+
+
 def test_which_texts_are_the_owner_is_asked(tmp_path):
     frame = table(site=words(ROWS, "a", "b"), smoker=words(ROWS, "yes", "no"))
     with pytest.raises(ValueError, match=r"several columns of texts .*: site, smoker; set partiti"):

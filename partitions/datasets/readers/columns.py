@@ -32,6 +32,7 @@ DATE = re.compile(
     r"|\d{1,2}[. -]+[^\W\d]{3,9}[., -]+\d{2,4}|[^\W\d]{3,9}[. ]+\d{1,2}[., ]+\d{4}"  # 1 Mar 2020
 )
 FIRST_DAY, LAST_DAY = 19000101, 21001231  # between them eight digits may be year, month and day
+LARGEST_EXACT = 2**53  # larger whole numbers are rounded as float64
 LARGEST_NUMBER = 1e30  # float32, in which networks compute, ends at 3.4e38
 
 

@@ -26,7 +26,13 @@ from partitions.datasets.description import (
 from partitions.datasets.labels import of_task
 from partitions.datasets.readers import hub
 from partitions.datasets.readers.broken import left_out
-from partitions.datasets.readers.columns import UNNAMED, decimal_comma, mark_of_gaps, read_column
+from partitions.datasets.readers.columns import (
+    LARGEST_EXACT,
+    UNNAMED,
+    decimal_comma,
+    mark_of_gaps,
+    read_column,
+)
 from partitions.datasets.readers.convert import as_inputs, joined
 from partitions.datasets.readers.pictures import images
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -250,8 +256,8 @@ def read_frame(
 ) -> Raw:
     """A DataFrame of plain columns: cells (n, columns) float64 of all columns but the labels, with
     their description. `sizes` are the numbers of its training rows and of its validation rows.
-    Texts are natural columns, too. `classes` names labels that are numbers. Up to a share `skip` of
-    the rows may lack a label."""
+    Texts and dates are natural columns, too, and so are whole numbers that float64 rounds.
+    `classes` names labels that are numbers. Up to a share `skip` of the rows may lack a label."""
     names = [str(name) for name in frame.columns]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -278,6 +284,12 @@ def read_frame(
             if note:
                 notes.append(f"{source}, {note}")
             natural[column.name] = frame[name].fillna("").astype(str).str.strip().to_numpy(str)
+        elif frame[name].dtype.kind == "M":
+            natural[column.name] = (
+                frame[name].astype(str).where(frame[name].notna(), "").to_numpy(str)
+            )
+        elif _is_rounded(frame[name]):
+            natural[column.name] = frame[name].to_numpy()
     y = np.full(len(frame), UNLABELED)
     if label_columns:
         y, classes = _labels(frame, label_columns, source, task, notes, classes)
@@ -292,6 +304,13 @@ def read_frame(
         num_validation=sizes[1],
     )
     return joined([raw], source, later=whole, task=task).noted(*notes)
+
+
+def _is_rounded(series: Any) -> bool:
+    """Whether these are whole numbers that have no exact decimals, such as account numbers."""
+    if series.dtype.kind not in "iu" or series.isna().any():
+        return False
+    return bool(series.max() > LARGEST_EXACT or series.min() < -LARGEST_EXACT)
 
 
 def _without_unlabeled(
