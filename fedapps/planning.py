@@ -88,7 +88,7 @@ def configured(
     from clients.models import MODELS
     from fedapps.settings.config import defaults, override, with_references
     from fedapps.settings.rates import with_rate_of_task
-    from fedapps.settings.unread import check_companions, check_read
+    from fedapps.settings.unread import check_companions, check_read, check_read_by_data
     from fedapps.settings.variants import OF_THE_APP, Variant, combinations
     from partitions import forget_changed, task
     from partitions.datasets.loading import absolute_paths
@@ -113,14 +113,18 @@ def configured(
     for note in check_read(config, experiment.settings, labels, experiment.from_file):
         say(make_console(stderr=True), note)
     check_companions(config, experiment.settings, labels, experiment.from_file)
+    runs = []
     for label in labels:
         run_config = Variant.parse(label).apply(config)
         # As in the jobs: a second reading under another path would repeat the notes.
         info = task(run_config | absolute_paths(run_config))
+        runs.append((run_config, info))
         PARTITIONS.check(str(run_config["partition"]))
         MODELS.check(str(run_config["model"]))
         if base is None:
             config = with_rate_of_task(config, defaults(), experiment.keys, info.task)
+    for note in check_read_by_data(experiment.settings, runs, experiment.from_file):
+        say(make_console(stderr=True), note)
     if info.inputs is not None and base is None and "partition" not in experiment.keys:
         if info.owner:
             config, text = _by_owner(config, info.owner, experiment)

@@ -2,17 +2,29 @@
 partition rule or the dataset does not read, and settings beside another one that is off."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from fedapps.common import external_code
 from fedapps.common.external_code import Value
 from fedapps.methods import METHODS, chosen_from
 from fedapps.settings.config import Config, declared, section_of
 from fedapps.settings.variants import Variant, ancestors, lineage
-from partitions.datasets.catalog import DATASETS
+from partitions.datasets.catalog import DATASETS, Info
+from partitions.datasets.description import IMAGE, TABLE, Description
 from partitions.rules.registry import RULES, options_of
 
 # Settings that the package's datasets do not read.
 OF_OWN_DATA = ("image-size", "label", "inputs", "columns", "ignore", "missing", "skip-broken")
+# With which of a user's own data each of these is read.
+READ_WITH = {
+    "image-size": "files of images",
+    "label": "files",
+    "inputs": "arrays and with LEAF's texts",
+    "columns": "tables",
+    "ignore": "tables",
+    "missing": "tables",
+}
 
 
 def check_read(
@@ -115,6 +127,54 @@ def is_read(key: str, config: Config) -> bool:
         return not DATASETS.keys() >= set(_datasets(config))
     section, _, name = key.rpartition(".")
     return section != "partition" or name in options_of(config)
+
+
+def check_read_by_data(
+    changes: Mapping[str, Any],
+    runs: Sequence[tuple[Config, Info]],
+    from_file: Collection[str] = (),
+) -> list[str]:
+    """Raise ValueError for one of the `changes` that the user's own data of no run read, such as
+    columns of an array. `runs` are configurations with what their dataset is.
+
+    A change that is `from_file` may be meant for other data. Returns a sentence for each that some
+    of the runs do not read."""
+    notes = []
+    for key in changes:
+        if key not in READ_WITH:
+            continue
+        unread = []
+        for config, info in runs:
+            if info.inputs is not None and not _data_read(key, config, info.inputs):
+                unread.append(f"{config['dataset']} ({info.inputs.kind})")
+        if not unread:
+            continue
+        datasets = ", ".join(dict.fromkeys(unread))
+        setting = f"{key}={changes[key]}"
+        if len(unread) == len(runs) and key not in from_file:
+            raise ValueError(
+                f"{setting} changes nothing here, since dataset is {datasets}; it is read with "
+                f"{READ_WITH[key]}; leave it out, or save the data in this form"
+            )
+        notes.append(f"{setting} changes nothing where the dataset is {datasets}")
+    return notes
+
+
+def _data_read(key: str, config: Config, inputs: Description) -> bool:
+    """Whether a user's own data with these inputs read a key of `READ_WITH`; True for its default,
+    which changes nothing anywhere."""
+    if config[key] == declared()[key].default:
+        return True
+    dataset = str(config["dataset"])
+    is_function = external_code.is_reference(dataset)
+    if key == "label":
+        return not is_function
+    if key == "image-size":
+        is_array = Path(dataset).suffix in (".npz", ".npy")
+        return inputs.kind == IMAGE and not is_array and not is_function
+    if key == "inputs":
+        return config[key] in (inputs.kind, inputs.texts)
+    return inputs.kind == TABLE
 
 
 def _datasets(config: Config) -> list[str]:
