@@ -34,6 +34,36 @@ def test_decimals_of_three_axes_are_declared(tmp_path):
     assert (image.info.shape, image.info.inputs.kind) == ((1, 6, 50), "image")
 
 
+@pytest.mark.parametrize("x", [np.full((12, 6, 50), -3), np.full((12, 6, 50), 256, np.uint16)])
+def test_whole_numbers_of_three_axes_beyond_bytes_are_declared(tmp_path, x):
+    """Samples of a sensor are often int16. The sentence named images alone."""
+    sentence = r"give bytes .* or set inputs=signal for 6 channels of 50 steps each"
+    with pytest.raises(ValueError, match=sentence):
+        configured(config(tmp_path, x))
+    signal = configured(config(tmp_path, x, inputs="signal"))
+    assert (signal.info.shape, signal.info.inputs.kind) == ((6, 50), "signal")
+
+
+@pytest.mark.parametrize("sizes", [(8, 6, 2), (6, 8, 5), (6, 6, 2), (6, 6, 12)])
+def test_a_last_axis_that_may_count_channels_is_declared(tmp_path, sizes):
+    """(8, 6, 2) are 2 channels of 8×6 pixels, or 8 channels of 6×2."""
+    x = np.random.default_rng(0).random((12, *sizes)).astype(np.float32)
+    sentence = (
+        rf"images of {sizes[2]} channels, write the channels first: x.transpose\(0, 3, 1, 2\); if "
+        rf"they are images of {sizes[1]}×{sizes[2]} pixels with {sizes[0]} channels, set "
+        "inputs=image"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        configured(config(tmp_path, x))
+    assert configured(config(tmp_path, x, inputs="image")).info.shape == sizes
+
+
+@pytest.mark.parametrize("sizes", [(2, 8, 6), (1, 8, 6), (3, 8, 2), (5, 8, 5)])
+def test_a_first_axis_that_is_not_larger_counts_channels(tmp_path, sizes):
+    x = np.random.default_rng(0).random((12, *sizes)).astype(np.float32)
+    assert configured(config(tmp_path, x)).info.shape == sizes
+
+
 def test_bytes_of_three_axes_are_grey_images(tmp_path):
     found = configured(config(tmp_path, np.zeros((12, 4, 6), np.uint8)))
     assert (found.info.shape, found.info.inputs.kind) == ((1, 4, 6), "image")

@@ -133,7 +133,7 @@ def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
             f"inputs={TOKENS} if they number words or characters, for an embedding, or "
             f"inputs={VECTOR} if they are quantities"
         )
-    if x.ndim == 4 and x.shape[1] == x.shape[2] != x.shape[3] and not _has_channels(x.shape):
+    if x.ndim == 4 and _may_have_channels_last(x.shape):
         raise ValueError(
             f"{source}: inputs have the shape {x.shape}; if these are images of {x.shape[3]} "
             "channels, write the channels first: x.transpose(0, 3, 1, 2); if they are images of "
@@ -144,6 +144,12 @@ def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
             f"{source}: inputs are decimals with the shape {x.shape}; set inputs={SIGNAL} for "
             f"{x.shape[1]} channels of {x.shape[2]} steps each, or inputs={IMAGE} for images of "
             f"{x.shape[1]}×{x.shape[2]} pixels with one channel"
+        )
+    if x.ndim == 3 and is_whole and (x.min() < 0 or x.max() > 255):
+        raise ValueError(
+            f"{source}: inputs {x.shape} are whole numbers from {x.min()} to {x.max()}; give bytes "
+            f"from 0 to 255 if these are grey images, or set inputs={SIGNAL} for {x.shape[1]} "
+            f"channels of {x.shape[2]} steps each"
         )
     return axes[0]
 
@@ -211,6 +217,15 @@ def scaled_pixels(
     if x.dtype.kind == "f":
         check_finite(x, source)
     return x
+
+
+def _may_have_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether four sizes may be (n, H, W, C), though C is no usual number of channels: H and W are
+    the same, or C is the smallest of the three."""
+    _, first, second, last = shape
+    if _has_channels(shape):
+        return False
+    return first == second != last or last < min(first, second)
 
 
 def _has_channels(shape: tuple[int, ...]) -> bool:
