@@ -32,6 +32,7 @@ from partitions.datasets.description import (
     listed,
 )
 from partitions.datasets.encoding import REFUSE
+from partitions.datasets.labels import LACKING
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.leaf import LABELS_OF_TWEETS
 from partitions.datasets.readers.local import read_files
@@ -378,12 +379,15 @@ def _labels(raw: Raw, card: Card, path: Path) -> Tensor:
         return _numbers(raw, card, path)
     classes = {name: number for number, name in enumerate(card.classes)}
     named_by_numbers = all(NUMBER.fullmatch(name) for name in card.classes)
-    values, at = np.unique(raw.y, return_inverse=True)
+    values, at, counts = np.unique(raw.y, return_inverse=True, return_counts=True)
     numbers = []
-    for value in values.tolist():
+    lacking = 0  # samples without a label, which the reader has named
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
         number = UNLABELED
+        if value == LACKING:
+            lacking += count
         if raw.classes:
-            # A sample without a label is −1, which would name the last class.
+            # A sample without a label is below 0, which would name one of the last classes.
             if value >= 0:
                 number = classes.get(raw.classes[value], UNLABELED)
         elif named_by_numbers:
@@ -392,7 +396,7 @@ def _labels(raw: Raw, card: Card, path: Path) -> Tensor:
             number = value
         numbers.append(number)
     labels = np.array(numbers, dtype=np.int64)[at]
-    if unknown := int((labels == UNLABELED).sum()):
+    if unknown := int((labels == UNLABELED).sum()) - lacking:
         logger.warning(
             "%s: %d labels are none of the run's %d classes (%s); their samples are not scored",
             path, unknown, len(classes), ", ".join(list(classes)[:10]),

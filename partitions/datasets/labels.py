@@ -15,6 +15,7 @@ from partitions.datasets.alike import note_alike
 
 MISSING_TEXTS = {"", "?", "na", "n/a", "nan", "<na>", "none", "null"}
 SIGNS = (-1, 1)
+LACKING = np.iinfo(np.int64).min  # of a later client, for a sample without a label: −1 is a sign
 LARGEST_VALUE = 1e30  # float32, in which networks compute, ends at 3.4e38
 LARGEST = 2**53  # whole decimals beyond it have no exact neighbour
 ONE_CLASS = "a label is one class for each sample, a whole number from 0 or a text"
@@ -54,6 +55,32 @@ def of_task(
     if task == AUTO and _has_fractions(rows):
         return _concluded(rows, source, notes)
     return one_per_sample(rows, source)
+
+
+def of_later(given: Any, source: str, task: str, notes: list[str]) -> np.ndarray | None:
+    """Labels of a later client as `of_task` has them, whose samples may lack one: these have
+    `LACKING` in place of a class, "" of a text, and NaN of a number. None if all lack one. How many
+    do is added to `notes`."""
+    rows = np.asarray(given)
+    lacking = lacks_label(rows)
+    if not lacking.any():
+        return of_task(rows, source, task, notes)
+    count = int(lacking.sum())
+    notes.append(f"{source}: {count} of {len(rows)} samples have no label, and are not scored")
+    if lacking.all():
+        return None
+    known = of_task(rows[~lacking], source, task, notes)
+    nothing: Any = LACKING
+    if known.dtype.kind == "U":
+        nothing = ""
+    elif known.ndim == 2:
+        known = known.astype(np.float64)
+        nothing = np.nan
+    elif known.dtype.kind == "b":
+        known = known.astype(np.int64)
+    labels = np.full((len(rows), *known.shape[1:]), nothing, dtype=known.dtype)
+    labels[~lacking] = known
+    return labels
 
 
 def _concluded(rows: np.ndarray, source: str, notes: list[str]) -> np.ndarray:
@@ -303,11 +330,18 @@ def lacks_label(y: np.ndarray) -> np.ndarray:
     """Whether each row of labels (n, …) is a missing value, or has one, (n,)."""
     if y.dtype.kind == "f":
         lacking = np.isnan(y)
+    elif y.dtype.kind == "O":
+        lacking = np.array([_is_missing(label) or _is_mark(label) for label in y.flat])
     elif y.dtype.kind == "U":
         lacking = np.isin(np.char.lower(np.char.strip(y)), list(MISSING_TEXTS))
     else:
         lacking = np.zeros(y.shape, dtype=bool)
     return lacking.reshape(len(y), -1).any(1)
+
+
+def _is_mark(label: Any) -> bool:
+    """Whether it is a text that marks a missing label."""
+    return isinstance(label, str) and label.strip().lower() in MISSING_TEXTS
 
 
 def _is_missing(label: Any) -> bool:

@@ -18,7 +18,7 @@ from partitions.datasets.description import (
     Description,
     listed,
 )
-from partitions.datasets.labels import Labels, check_binary, named, numbered
+from partitions.datasets.labels import LACKING, Labels, check_binary, named, numbered
 from partitions.datasets.readers.columns import out_of_range
 from partitions.datasets.readers.raw import Raw, concatenate
 
@@ -365,7 +365,12 @@ def _check_few_classes(y: np.ndarray, source: Path | str) -> None:
 
 
 def _later(y: np.ndarray) -> Labels:
-    """The labels of a later client: texts as classes, numbers as they are."""
-    if y.dtype.kind == "U":
-        return named(y)
-    return Labels(y.astype(np.int64))
+    """The labels of a later client: texts as classes, numbers as they are. An empty text is none,
+    `LACKING`."""
+    if y.dtype.kind != "U":
+        return Labels(y.astype(np.int64))
+    known = y != ""
+    labels = named(y[known])
+    numbers = np.full(len(y), LACKING)
+    numbers[known] = labels.y
+    return replace(labels, y=numbers)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedapps.common.memory_limits import check_size
 from fedapps.common.tasks import AUTO
-from partitions.datasets.labels import lacks_label, of_task
+from partitions.datasets.labels import lacks_label, of_later, of_task
 from partitions.datasets.readers import hub
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import as_inputs, joined, scaled_pixels, truth_pictures
@@ -232,10 +232,10 @@ def _part(
         raise ValueError(f"{path}: x{ending} has the shape {x.shape}; give at least one sample")
     if x.ndim == 0 or (y is not None and not y.size):
         raise ValueError(f"{path}: x{ending} and {y_name}{ending} must have a row for each sample")
-    if y is None:
-        labels = np.full(len(x), UNLABELED)
-    else:
-        labels = of_task(y, f"{path}, {y_name}{ending}" if ending else str(path), task, notes)
+    labels = None
+    if y is not None:
+        read = of_later if whole else of_task
+        labels = read(y, f"{path}, {y_name}{ending}" if ending else str(path), task, notes)
     columns = {}
     if not ending:
         for name, array in arrays.items():
@@ -244,7 +244,14 @@ def _part(
                 columns[name] = column
     num_train = 0 if ending == "_test" else len(x)
     values, description = as_inputs(x, path, whole, notes, declared)
-    return Raw(values, labels, num_train, columns, labeled=y is not None, inputs=description)
+    return Raw(
+        values,
+        np.full(len(x), UNLABELED) if labels is None else labels,
+        num_train,
+        columns,
+        labeled=labels is not None,
+        inputs=description,
+    )
 
 
 def _natural_column(values: np.ndarray) -> np.ndarray | None:

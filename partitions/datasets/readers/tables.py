@@ -23,7 +23,7 @@ from partitions.datasets.description import (
     Description,
     names_in,
 )
-from partitions.datasets.labels import of_task
+from partitions.datasets.labels import of_later, of_task
 from partitions.datasets.readers import hub
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.columns import (
@@ -290,16 +290,16 @@ def read_frame(
             )
         elif _is_rounded(frame[name]):
             natural[column.name] = frame[name].to_numpy()
-    y = np.full(len(frame), UNLABELED)
+    y = None
     if label_columns:
-        y, classes = _labels(frame, label_columns, source, task, notes, classes)
+        y, classes = _labels(frame, label_columns, source, task, notes, classes, whole)
     raw = Raw(
         cells,
-        y,
+        np.full(len(frame), UNLABELED) if y is None else y,
         sizes[0],
         natural,
         classes,
-        labeled=bool(label_columns),
+        labeled=y is not None,
         inputs=Description(TABLE, tuple(columns)),
         num_validation=sizes[1],
     )
@@ -335,12 +335,16 @@ def _labels(
     task: str,
     notes: list[str],
     classes: tuple[str, ...],
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of a column (n,), or of several (n, k), and the names of classes or outputs."""
+    later: bool,
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The labels of a column (n,), or of several (n, k), and the names of classes or outputs. A
+    `later` client's samples may lack labels; None if all do."""
     where = f"{source}, column {', '.join(names)}"
+    read = of_later if later else of_task
     if len(names) == 1:
-        y = of_task(_cells(frame[names[0]]), where, task, notes)
-        return y, tuple(names) if y.ndim == 2 else classes  # a value has its column's name
+        y = read(_cells(frame[names[0]]), where, task, notes)
+        is_value = y is not None and y.ndim == 2
+        return y, tuple(names) if is_value else classes  # a value has its column's name
     columns = []
     for name in names:
         column, values = read_column(name, frame[name])
@@ -349,7 +353,7 @@ def _labels(
                 f"{where}: column {name} holds no numbers; several labels are numbers, or 0 and 1"
             )
         columns.append(values)
-    y = of_task(np.stack(columns, axis=1), where, task, notes)
+    y = read(np.stack(columns, axis=1), where, task, notes)
     return y, tuple(names)
 
 
@@ -437,19 +441,20 @@ def _part(
     if others:
         notes.append(f"{source}: inputs are column {inputs}; other columns: {', '.join(others)}")
     classes: tuple[str, ...] = ()
-    y = np.full(len(x), UNLABELED)
+    y = None
     if label_column:
         classes = tuple(getattr(split.features[label_column], "names", None) or ())
         cells = _cells(split.select_columns([label_column]).to_pandas()[label_column])
-        y = of_task(cells, f"{source}, column {label_column}", task, notes)
+        read = of_later if whole else of_task
+        y = read(cells, f"{source}, column {label_column}", task, notes)
     return Raw(
         x,
-        y,
+        np.full(len(x), UNLABELED) if y is None else y,
         num_train=len(x) if is_train else 0,
         columns=columns,
         classes=classes,
         samples=tuple(map(str, kept)) if pictures else (),
-        labeled=bool(label_column),
+        labeled=y is not None,
         inputs=description,
     )
 
