@@ -314,3 +314,27 @@ def test_many_whole_numbers_may_be_values(tmp_path):
     assert read_files(tmp_path / "d.npz", task="classes").y.max() == 59
     np.savez(tmp_path / "e.npz", x=x, y=np.arange(120) % 50)
     assert read_files(tmp_path / "e.npz").y.max() == 49
+
+
+@pytest.mark.parametrize(
+    ("y", "names", "count"),
+    [
+        ([2, 4, 4, 2], "3", "of 3 classes 1 are empty"),
+        ([0, 5, 10, 5], "1, 2, 3, 4, 6, 7, 8, 9", "of 11 classes 8 are empty"),
+    ],
+)
+def test_numbers_between_the_classes_are_named(tmp_path, caplog, y, names, count):
+    """Labels 2 and 4 are often two classes, and have three outputs."""
+    configured(saved(tmp_path, y))
+    assert f"no sample has the class {names}: {count}" in caplog.text
+
+
+def test_numbers_far_apart_are_refused_and_not_listed(tmp_path):
+    with pytest.raises(ValueError, match="labels go up to 1000000000000, but only 2 different"):
+        configured(saved(tmp_path, [0, 10**12, 0, 10**12]))
+
+
+@pytest.mark.parametrize("y", [[0, 1, 2, 1], [1, 2, 2, 1], ["2", "4", "4", "2"], [-1, 1, 1, -1]])
+def test_without_such_numbers_nothing_is_said(tmp_path, caplog, y):
+    configured(saved(tmp_path, y))
+    assert "no sample has the class" not in caplog.text

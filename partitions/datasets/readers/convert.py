@@ -18,7 +18,7 @@ from partitions.datasets.description import (
     Description,
     listed,
 )
-from partitions.datasets.labels import LACKING, Labels, check_binary, named, numbered
+from partitions.datasets.labels import LACKING, Labels, check_binary, is_sparse, named, numbered
 from partitions.datasets.readers.columns import out_of_range
 from partitions.datasets.readers.raw import Raw, concatenate
 
@@ -324,8 +324,27 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
     if labels.note:
         raw = raw.noted(f"{source}: {labels.note}")
     if not later:
-        raw = raw.noted(*_unseen_classes(raw, source))
+        raw = raw.noted(*_empty_classes(raw, source), *_unseen_classes(raw, source))
     return raw
+
+
+def _empty_classes(raw: Raw, source: Path | str) -> list[str]:
+    """A note on numbers between those of the classes that no sample has, such as 3 beside 2 and
+    4."""
+    present = np.unique(raw.y)
+    # The caller refuses numbers below 0, and those that leave most classes empty.
+    if not len(present) or present[0] < 0 or is_sparse(0, int(present[-1]), len(present)):
+        return []
+    count = len(raw.classes) or int(present[-1]) + 1
+    empty = np.setdiff1d(np.arange(count), present).tolist()
+    if not empty:
+        return []
+    names = [raw.classes[label] if raw.classes else str(label) for label in empty]
+    return [
+        f"{source}: no sample has the class {listed(names)}: of {count} classes {len(empty)} are "
+        "empty, and have outputs of the network all the same; give the labels as texts if they are "
+        "no classes"
+    ]
 
 
 def _unseen_classes(raw: Raw, source: Path | str) -> list[str]:
