@@ -17,15 +17,16 @@ from partitions.rules.registry import Config, options_of
 
 def owner_column(config: Config, info: Info) -> str:
     """The column whose values are the clients; "" if the partition reads none. Raises ValueError
-    if a table has several that it may be."""
+    if a user's own data have several that it may be."""
     if "column" not in options_of(config):
         return ""
     column = str(config["partition.column"])
-    if column or info.inputs is None or info.inputs.kind != TABLE:
+    if column or info.inputs is None:
         return column
     if len(info.columns) > 1:
+        kind = "columns of texts" if info.inputs.kind == TABLE else "columns"
         raise ValueError(
-            f"{info.name} has several columns of texts that may be the clients: "
+            f"{info.name} has several {kind} that may be the clients: "
             f"{', '.join(info.columns)}; set partition.column to one of them"
         )
     return next(iter(info.columns), "")

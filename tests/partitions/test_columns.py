@@ -1,9 +1,11 @@
 """Tables as people have them: kinds of columns, separators, decimal commas, gaps, identifiers."""
 
+import datasets
 import numpy as np
 import pandas
 import pytest
 import torch
+from PIL import Image
 
 import partitions
 from fedapps.settings.config import defaults
@@ -383,3 +385,44 @@ def test_the_line_says_what_the_data_hold(tmp_path):
     (tmp_path / "raw").mkdir()
     raw = clients(frame.drop(columns=["site", "old"]), tmp_path / "raw", standardize="none")
     assert raw.line == "24 rows, 2 numeric columns, 2 classes"
+
+
+def pictures(folder, **columns):
+    """Twenty-four grey pictures of the `datasets` library, with further columns."""
+    grey = [Image.new("L", (4, 4), 10 * (row % 2)) for row in range(ROWS)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    content = {"image": grey, "label": (np.arange(ROWS) // 2 % 2).tolist()}
+    for name, values in columns.items():
+        features[name] = datasets.Value(str(values.dtype))
+        content[name] = values.tolist()
+    datasets.Dataset.from_dict(content, features=features).save_to_disk(folder)
+    return defaults() | SPLIT | {"dataset": str(folder), "partition": "natural", "num-clients": 2}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint64, np.int64, bool])
+def test_pictures_have_owners_of_every_whole_number(tmp_path, dtype):
+    """Only int64 and texts were columns; of int32 the sentence said that there is none."""
+    config = pictures(tmp_path / "saved", writer=(np.arange(ROWS) % 2).astype(dtype))
+    found = partitions.federation(config | {"partition.column": "writer"})
+    for client in (0, 1):
+        rows = np.concatenate(list(found.rows(client).values()))
+        assert set(rows % 2) == {client}
+
+
+def test_which_column_beside_pictures_is_the_owner_is_asked(tmp_path):
+    """The first one was taken without a word."""
+    parity = np.arange(ROWS) % 2
+    config = pictures(tmp_path / "saved", age=parity, writer=parity.astype(np.int32))
+    with pytest.raises(ValueError, match="several columns that may be the clients: age, writer; s"):
+        partitions.federation(config)
+    pictures(tmp_path / "one", writer=parity)
+    assert partitions.federation(config | {"dataset": str(tmp_path / "one")}).num_clients == 2
+
+
+def test_which_array_is_the_owner_is_asked(tmp_path):
+    parity = np.arange(ROWS) % 2
+    x = np.arange(ROWS)[:, None] * 1.0
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(ROWS) // 2 % 2, age=parity, phone=parity)
+    config = defaults() | SPLIT | {"dataset": str(tmp_path / "d.npz"), "partition": "natural"}
+    with pytest.raises(ValueError, match="several columns that may be the clients: age, phone; se"):
+        partitions.federation(config | {"num-clients": 2})

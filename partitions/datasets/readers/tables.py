@@ -38,8 +38,8 @@ from partitions.datasets.readers.pictures import images
 from partitions.datasets.readers.raw import UNLABELED, Raw
 
 FEATURES = ("x", "features", "embedding", "input")  # names of a column of lists or arrays
-NATURAL = ("string", "large_string", "int64")  # types of natural columns
 TEXTS = ("string", "large_string")
+WHOLE = re.compile(r"u?int(8|16|32|64)")
 SEPARATORS = (",", ";", "\t")
 OTHER_SEPARATOR = re.compile(r"[|:]| +(?=\S)")
 SEP_LINE = re.compile(r"sep=.\r?\n")
@@ -435,7 +435,7 @@ def _part(
     for name, feature in split.features.items():
         if name in (label_column, inputs):
             continue
-        if _dtype(feature) in NATURAL:
+        if _may_be_owner(feature):
             columns[name] = _natural(split[name][:])
         others.append(f"{name} ({'texts' if _dtype(feature) in TEXTS else _kind(feature)})")
     if others:
@@ -519,6 +519,13 @@ def _dtype(feature: Any) -> str:
     """The type of a column of single numbers or texts; "" for other columns."""
     single = type(feature).__name__ in ("Value", "ClassLabel")
     return str(feature.dtype) if single else ""
+
+
+def _may_be_owner(feature: Any) -> bool:
+    """Whether a column holds texts, whole numbers or truth values, each of which may name a
+    client."""
+    kind = _dtype(feature)
+    return kind in (*TEXTS, "bool") or bool(WHOLE.fullmatch(kind))
 
 
 def _stored(feature: Any) -> str:
