@@ -6,6 +6,7 @@ several truth values, and decimals. Every other form is refused by a sentence th
 what to write."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ def of_task(
     labels with another reading, or with several."""
     notes = [] if notes is None else notes
     rows = np.asarray(given)
+    if _are_amounts(rows):
+        rows = rows.astype(np.float64)
     if task == VALUES:
         return _values(rows, source)
     if task == LABELS:
@@ -111,6 +114,13 @@ def _concluded(rows: np.ndarray, source: str, notes: list[str]) -> np.ndarray:
         f"{source}: labels have {rows.shape[1]} columns of whole numbers; set task={VALUES} to "
         f"learn these numbers, task={LABELS} if they are 0 and 1, or give one class for each sample"
     )
+
+
+def _are_amounts(rows: np.ndarray) -> bool:
+    """Whether these are Python's decimals, as amounts of money in databases are."""
+    if rows.dtype.kind != "O" or not rows.size:
+        return False
+    return all(isinstance(cell, Decimal) for cell in rows.flat)
 
 
 def _has_fractions(rows: np.ndarray) -> bool:

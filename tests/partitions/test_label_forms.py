@@ -1,8 +1,11 @@
 """Labels of files in the forms that people bring: read where they have one reading, else refused by
 a sentence."""
 
+from decimal import Decimal
+
 import datasets
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 
@@ -327,6 +330,21 @@ def test_numbers_between_the_classes_are_named(tmp_path, caplog, y, names, count
     """Labels 2 and 4 are often two classes, and have three outputs."""
     configured(saved(tmp_path, y))
     assert f"no sample has the class {names}: {count}" in caplog.text
+
+
+@pytest.mark.parametrize("task", ["auto", "values"])
+def test_amounts_of_a_database_are_values(tmp_path, task):
+    """Parquet's decimals are Python's. The sentence said that a label is a class."""
+    amounts = [Decimal("0.5"), Decimal("19.99"), Decimal("7.25"), Decimal("3.00")]
+    pandas.DataFrame({"size": X[:, 0], "cost": amounts}).to_parquet(tmp_path / "d.parquet")
+    raw = read_files(tmp_path / "d.parquet", label="cost", task=task)
+    assert (raw.task, raw.y.tolist()) == ("values", [[0.5], [19.99], [7.25], [3.0]])
+
+
+def test_whole_amounts_are_classes(tmp_path):
+    kinds = [Decimal(kind) for kind in (1, 0, 2, 1)]
+    pandas.DataFrame({"size": X[:, 0], "kind": kinds}).to_parquet(tmp_path / "d.parquet")
+    assert read_files(tmp_path / "d.parquet", label="kind").y.tolist() == [1, 0, 2, 1]
 
 
 def test_numbers_far_apart_are_refused_and_not_listed(tmp_path):
