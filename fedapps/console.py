@@ -118,9 +118,11 @@ def _stopped() -> Iterator[None]:
 
 
 def spreadsheet_cell(name: str) -> str:
-    """A name as a spreadsheet's text: a formula gets a single quote in front, a number does not.
-    Control characters are escaped."""
+    """A name as a spreadsheet's text: a formula gets a single quote in front, a number or a sign
+    alone does not. Control characters are escaped."""
     name = without_escape_codes(name)
     formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n]", name)
     number = re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", name)
-    return f"'{name}" if formula and not number else name
+    if number or name in ("+", "-"):
+        return name
+    return f"'{name}" if formula else name

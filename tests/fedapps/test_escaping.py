@@ -69,6 +69,13 @@ def test_escape_codes_are_text_in_files(tmp_path):
     assert spreadsheet_cell("\t=1+2") == "'\t=1+2"
 
 
+@pytest.mark.parametrize("name", ["+", "-", "-1", "+0.5e-3"])
+def test_a_sign_or_a_number_is_a_label_and_no_formula(name):
+    """Two classes are often called + and -; in predictions.csv they were '+ and '-."""
+    assert spreadsheet_cell(name) == name
+    assert spreadsheet_cell(f"{name}A1") == f"'{name}A1"
+
+
 def report_arguments(folder):
     """What `write_report` takes, for the runs in the folder."""
     runs, problems = read_runs(folder)
