@@ -356,3 +356,50 @@ def test_numbers_far_apart_are_refused_and_not_listed(tmp_path):
 def test_without_such_numbers_nothing_is_said(tmp_path, caplog, y):
     configured(saved(tmp_path, y))
     assert "no sample has the class" not in caplog.text
+
+
+def encoded(names, inputs):
+    """Four samples of a split, whose classes are numbered by the names that it has itself."""
+    labels = [names[row % len(names)] for row in range(4)]
+    content = {"label": labels, **inputs}
+    return datasets.Dataset.from_dict(content).class_encode_column("label")
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+@pytest.mark.parametrize("inputs", [{"size": [1.0, 2.0, 3.0, 4.0]}, {"x": X.tolist()}], ids=str)
+def test_classes_that_splits_number_otherwise_are_matched_by_name(tmp_path, form, inputs):
+    """The test split has no cat, so its dog is 0: it counted as a cat, without a word."""
+    splits = {
+        "train": encoded(["cat", "dog", "horse"], inputs),
+        "test": encoded(["horse", "dog"], inputs),
+    }
+    assert splits["test"]["label"][:2] == [1, 0]
+    if form == "arrow":
+        datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    else:
+        (tmp_path / "saved").mkdir()
+        for name, split in splits.items():
+            split.to_parquet(tmp_path / "saved" / f"{name}.parquet")
+    raw = read_files(tmp_path / "saved")
+    names = [raw.classes[label] for label in raw.y]
+    assert names == ["cat", "dog", "horse", "cat", "horse", "dog", "horse", "dog"]
+    assert any("splits number their classes differently" in note for note in raw.notes)
+
+
+def test_classes_that_splits_number_alike_stay_as_they_are(tmp_path):
+    inputs = {"size": [1.0, 2.0, 3.0, 4.0]}
+    split = encoded(["dog", "cat"], inputs)
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "saved")
+    raw = read_files(tmp_path / "saved")
+    assert (raw.classes, raw.y.tolist()) == (("cat", "dog"), [1, 0, 1, 0] * 2)
+    assert not raw.notes
+
+
+def test_files_of_one_split_have_the_same_classes(tmp_path):
+    """The classes of the second file were those of the first, or the other way round."""
+    inputs = {"size": [1.0, 2.0, 3.0, 4.0]}
+    for number, names in enumerate((["cat", "dog"], ["dog", "horse"])):
+        encoded(names, inputs).to_parquet(tmp_path / f"train-0000{number}-of-00002.parquet")
+    sentence = "column label has the classes cat, dog in .*00000.*, and dog, horse in .*00001"
+    with pytest.raises(ValueError, match=sentence):
+        read_files(tmp_path)

@@ -1,5 +1,6 @@
 """Datasets in the `datasets` library's form: a local folder, or the Hugging Face hub."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from partitions.datasets.description import listed
 from partitions.datasets.features import bert, mobilenet_v2
 from partitions.datasets.labels import one_per_sample
 from partitions.datasets.readers.raw import Raw, concatenate
@@ -93,7 +95,39 @@ def _open_folder(folder: Path) -> Any:
         return None
     import datasets
 
-    return datasets.load_dataset("parquet", data_files=files)
+    names_of_splits = [_names_of_classes(paths) for paths in files.values()]
+    if names_of_splits.count(names_of_splits[0]) == len(names_of_splits):
+        return datasets.load_dataset("parquet", data_files=files)
+    # Loaded together, all splits would have the names of one split's classes.
+    splits = {}
+    for split, paths in files.items():
+        splits[split] = datasets.load_dataset("parquet", data_files={split: paths})[split]
+    return splits
+
+
+def _names_of_classes(paths: Sequence[str]) -> dict[str, list[str]]:
+    """The names of classes by column that the parquet files of a split declare, in the form of the
+    `datasets` library. Raises ValueError for files that declare others."""
+    import pyarrow.parquet
+
+    names_of_files = []
+    for path in paths:
+        metadata = pyarrow.parquet.read_schema(path).metadata or {}
+        content = json.loads(metadata.get(b"huggingface", b"{}"))
+        names: dict[str, list[str]] = {}
+        for column, feature in content.get("info", {}).get("features", {}).items():
+            if isinstance(feature, dict) and "names" in feature:
+                names[column] = feature["names"]
+        names_of_files.append(names)
+    for path, names in zip(paths, names_of_files, strict=True):
+        for column, classes in names.items():
+            first = names_of_files[0].get(column)
+            if classes != first:
+                raise ValueError(
+                    f"column {column} has the classes {listed(first or [])} in {paths[0]}, and "
+                    f"{listed(classes)} in {path}; number the classes of all files by one list"
+                )
+    return names_of_files[0]
 
 
 def read_hub(name: str, root: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Raw:

@@ -208,6 +208,10 @@ def read_table(
     notes = hub.unused_splits(splits, used, source)
     first = splits[used[0]]
     label_columns = _label_columns(first.column_names, source, whole, label)
+    if len(label_columns) == 1 and _numbers_differ([splits[name] for name in used], *label_columns):
+        notes.append(f"{source}: the splits number their classes differently; names are matched")
+        splits = {name: _with_names(splits[name], *label_columns) for name in used}
+        first = splits[used[0]]
     if _is_plain(first, label_columns):
         frame, lengths = _joined_frame([splits[name] for name in used], source, notes)
         classes: tuple[str, ...] = ()
@@ -227,6 +231,27 @@ def read_table(
     if not whole and any(labeled) and not all(labeled):
         raise ValueError(f"{source}: only some of the splits {', '.join(used)} have labels")
     return joined(parts, source, later=whole, task=task).noted(*notes)
+
+
+def _numbers_differ(splits: Sequence[Any], label: str) -> bool:
+    """Whether the same number is another class in another split, as `class_encode_column` makes it
+    where a split lacks a class."""
+    numberings = set()
+    for split in splits:
+        names = getattr(split.features.get(label), "names", None)
+        if names is None:
+            return False
+        numberings.add(tuple(names))
+    return len(numberings) > 1
+
+
+def _with_names(split: Any, label: str) -> Any:
+    """The split with the names of its classes in place of their numbers; None for −1, no class."""
+    names = split.features[label].names
+    texts = []
+    for number in split[label][:]:
+        texts.append(None if number is None or number < 0 else names[number])
+    return split.remove_columns([label]).add_column(label, texts)
 
 
 def _joined_frame(splits: Sequence[Any], source: Path, notes: list[str]) -> tuple[Any, list[int]]:
