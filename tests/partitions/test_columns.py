@@ -426,3 +426,35 @@ def test_which_array_is_the_owner_is_asked(tmp_path):
     config = defaults() | SPLIT | {"dataset": str(tmp_path / "d.npz"), "partition": "natural"}
     with pytest.raises(ValueError, match="several columns that may be the clients: age, phone; se"):
         partitions.federation(config | {"num-clients": 2})
+
+
+@pytest.mark.parametrize("count", [5, ROWS])
+def test_numbers_stored_as_texts_are_refused(tmp_path, count):
+    """Databases export them so. Each number was a category, or a name of its row."""
+    table(dose=[f"{row % count}.5" for row in range(ROWS)]).to_parquet(tmp_path / "d.parquet")
+    config = defaults() | SPLIT | {"dataset": str(tmp_path / "d.parquet")}
+    sentence = "column dose holds numbers that are stored as texts, such as '0.5'; store them as"
+    with pytest.raises(ValueError, match=sentence):
+        partitions.federation(config)
+    assert partitions.federation(config | {"ignore": "dose"}).encoding.outputs == ("size",)
+
+
+@pytest.mark.parametrize("texts", [("1", "2"), ("1.5", "high")])
+def test_other_texts_with_digits_are_categories(tmp_path, texts):
+    table(kind=words(ROWS, *texts)).to_parquet(tmp_path / "d.parquet")
+    found = partitions.federation(defaults() | SPLIT | {"dataset": str(tmp_path / "d.parquet")})
+    assert found.encoding.outputs == ("size", *(f"kind={text}" for text in texts))
+
+
+@pytest.mark.parametrize("texts", [("train", "test"), ("Train", "Val", "Test")])
+def test_a_column_that_names_the_parts_is_refused(tmp_path, texts):
+    """It was an input, and clients trained on the rows that the user held out."""
+    frame = table(split=words(ROWS, *texts))
+    with pytest.raises(ValueError, match=r"column split holds test and train.*; ignore=split"):
+        clients(frame, tmp_path)
+    assert clients(frame, tmp_path, ignore="split").encoding.outputs == ("size",)
+
+
+def test_a_category_may_have_the_name_of_a_part(tmp_path):
+    found = clients(table(team=words(ROWS, "dev", "ops")), tmp_path)
+    assert found.encoding.outputs == ("size", "team=dev", "team=ops")

@@ -19,6 +19,7 @@ UNNAMED = re.compile(r"Unnamed: \d+")  # what pandas calls a column without a na
 PLAIN = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 COMMA = r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?"
 PLAIN_NUMBER = re.compile(PLAIN)
+DECIMAL_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?")
 COMMA_NUMBER = re.compile(COMMA)
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}([,.' ])\d{3}(\1\d{3})*([.,]\d+)?")
 WITH_UNIT = re.compile(rf"[<>≤≥~]?\s*(?:{COMMA}|{PLAIN})\s*[^\d\s.,:/-][^\d]{{0,15}}\d?")
@@ -31,6 +32,7 @@ DATE = re.compile(
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
     r"|\d{1,2}[. -]+[^\W\d]{3,9}[., -]+\d{2,4}|[^\W\d]{3,9}[. ]+\d{1,2}[., ]+\d{4}"  # 1 Mar 2020
 )
+PARTS = {"train", "training", "valid", "validation", "val", "dev", "test", "testing"}
 FIRST_DAY, LAST_DAY = 19000101, 21001231  # between them eight digits may be year, month and day
 LARGEST_EXACT = 2**53  # larger whole numbers are rounded as float64
 LARGEST_NUMBER = 1e30  # float32, in which networks compute, ends at 3.4e38
@@ -202,7 +204,21 @@ def _no_category(name: str, texts: np.ndarray, rows: np.ndarray, count: int) -> 
     dates = _matching(texts, DATE)
     if 2 * dates.sum() > len(texts):
         return _dates(name, str(texts[dates][0]))
+    parts = {str(text).lower() for text in texts}
+    if len(parts) > 1 and parts <= PARTS:
+        return (
+            f"column {name} holds {' and '.join(sorted(parts))}, which name parts of the data; to "
+            "keep these parts write them into a folder, as train.parquet and test.parquet; "
+            f"ignore={name} leaves the column out, and mixes them"
+        )
     numbers = _matching(texts, PLAIN_NUMBER)
+    decimals = _matching(texts, DECIMAL_NUMBER)
+    if numbers.all() and decimals.any():
+        return (
+            f"column {name} holds numbers that are stored as texts, such as "
+            f"{str(texts[decimals][0])!r:.40}; store them as numbers, as pandas.to_numeric makes "
+            f"them, {leave}"
+        )
     grouped = _matching(texts, GROUPED) & ~numbers
     if 2 * (grouped | numbers).sum() > len(texts) and grouped.any():
         return (

@@ -126,6 +126,11 @@ def _header(text: str, path: Path) -> tuple[list[str], str]:
             "columns' names before it"
         )
     for name in names:
+        if name.isdecimal() and names.count(name) > 1:
+            raise ValueError(
+                f"{path}: the first line holds numbers, of which two are {name}; add a line of the "
+                "columns' names before it"
+            )
         if name and names.count(name) > 1:
             raise ValueError(f"{path}: two columns are called {name!r}; rename one of them")
     return names, separator
