@@ -150,6 +150,11 @@ class Encoding:
             numbers, codes = np.unique(cells, return_inverse=True)
             column = Column(column.name, CATEGORY, tuple(f"{number:.0f}" for number in numbers))
             cells = np.where(np.isnan(cells), np.nan, codes)
+        # A file reader makes truth values of the texts true and false where there are no others.
+        spelled = {category.casefold(): category for category in feature.categories}
+        if column.kind == TRUTH and spelled.keys() & {"false", "true"}:
+            texts = (spelled.get("false", "False"), spelled.get("true", "True"))
+            column = Column(column.name, CATEGORY, texts)
         if column.kind != CATEGORY and not np.isnan(cells).all():
             raise ValueError(
                 f"{source}: column {column.name} holds a {column.kind}; the run takes one of the "

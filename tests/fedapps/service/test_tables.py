@@ -225,3 +225,24 @@ def test_a_later_clients_gap_names_what_the_client_can_do(card):
         r"missing=mean, so it fills no gaps; fill them in, leave these rows out",
     ):
         read_inputs(frame, card)
+
+
+@pytest.mark.parametrize("spelling", [("True", "False"), ("TRUE", "FALSE")])
+def test_texts_true_and_false_are_categories_where_the_run_has_others(tmp_path, spelling):
+    """pandas makes truth values of a column that holds no other texts, as of a few rows."""
+    true, false = spelling
+    texts = np.array([true, false, "unknown"])[np.arange(ROWS) % 3]
+    card = made(tmp_path, table().assign(smoker=texts))
+    names = card.encoding.outputs
+    later = table()[:4].assign(smoker=[true, false, false, true])
+    later.to_csv(tmp_path / "later.csv", index=False)
+    x = given(read_input_files(tmp_path / "later.csv", card))
+    assert x[:, names.index(f"smoker={true}")].tolist() == [1, 0, 0, 1]
+    assert x[:, names.index(f"smoker={false}")].tolist() == [0, 1, 1, 0]
+    assert x[:, names.index("smoker=unknown")].tolist() == [0] * 4
+
+
+def test_truth_values_are_no_category_of_other_texts(tmp_path, card):
+    later = table()[:4].assign(smoker=[True, False, False, True])
+    with pytest.raises(ValueError, match="column smoker holds a truth value; the run takes one of"):
+        read_inputs(later, card)
