@@ -386,7 +386,31 @@ def _made(name: str, options: dict[str, Any], task: str = AUTO, inputs: str = AU
     x, description = as_inputs(data.x, name, False, notes, inputs)
     y = of_task(data.y, name, task, notes)
     data = replace(data, x=x, y=y, inputs=description)
+    _check_parts(data, name)
     return joined([data], name, task=task).noted(*notes)
+
+
+def _check_parts(raw: Raw, name: str) -> None:
+    """Raise ValueError if the parts of a function's `Raw` do not fit to each other."""
+    count = len(raw.x)
+    for column, values in raw.columns.items():
+        if len(values) != count:
+            raise ValueError(
+                f"{name}: column {column} has {len(values)} values for {count} samples; give one "
+                "for each"
+            )
+    held_out = count - raw.num_train
+    if not 0 < raw.num_train <= count or not 0 <= raw.num_validation <= held_out:
+        raise ValueError(
+            f"{name}: num_train is {raw.num_train} and num_validation {raw.num_validation}, of "
+            f"{count} samples; count the training samples, which come first, and then those of "
+            "validation"
+        )
+    if raw.classes and raw.y.dtype.kind == "U":
+        raise ValueError(
+            f"{name}: labels are texts such as {str(raw.y[0])!r:.80}, and classes are given, too; "
+            "give labels as numbers of these classes, or leave classes out"
+        )
 
 
 def _makes_data(function: Any) -> bool:

@@ -152,3 +152,29 @@ def test_what_a_function_returns_is_read_as_it_is(tmp_path, monkeypatch):
         configured(defaults() | {"dataset": "their_arrays:masked"})
     found = configured(defaults() | {"dataset": "their_arrays:learnt"})
     assert found.x.numpy() == pytest.approx(np.arange(24.0).reshape(12, 2) / 24)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("Y, 12, columns={'site': np.arange(11)}", "column site has 11 values for 12 samples"),
+        ("Y, 13", "num_train is 13 and num_validation 0, of 12 samples; count the training"),
+        ("Y, 0", "num_train is 0 and num_validation 0, of 12 samples"),
+        ("Y, 10, num_validation=3", "num_train is 10 and num_validation 3, of 12 samples"),
+        ("np.array(['b', 'a'])[Y], 12, classes=('a', 'b')", "texts such as 'b', and classes are g"),
+    ],
+)
+def test_the_parts_of_what_a_function_returns_fit(tmp_path, monkeypatch, arguments, words):
+    """An IndexError came of most of them, and of the last one "invalid literal for int()"."""
+    module = tmp_path.name  # another one for each case
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{module}.py").write_text(
+        "import numpy as np\n"
+        "from fedapps.partitions import Raw\n"
+        "Y = np.arange(12) % 2\n"
+        "def made() -> Raw:\n"
+        f"    return Raw(np.arange(24.0).reshape(12, 2), {arguments})\n"
+    )
+    monkeypatch.setenv("FEDAPPS_ALLOW", f"{module}:made")
+    with pytest.raises(ValueError, match=f"{module}:made: .*{words}"):
+        configured(defaults() | {"dataset": f"{module}:made"})
