@@ -56,16 +56,17 @@ def read_files(
         return _arrays(path, whole, label, task, inputs, skip)
     if path.is_file() and path.suffix == ".json":
         return read_leaf(path, leaf_files(path), whole, task, inputs)
-    if path.is_file() and path.suffix not in (".parquet", *TABLES):
+    is_csv = path.suffix.lower() in TABLES
+    if path.is_file() and path.suffix != ".parquet" and not is_csv:
         raise ValueError(
             f"{path} is no data that can be read: an .npz, .npy, .csv, .parquet or LEAF's .json "
             "file, a folder of images, or one of the datasets library (save_to_disk or parquet); "
             "save a table of another program as a .csv"
         )
-    if path.suffix in TABLES:
+    if is_csv:
         check_size(CSV_GROWTH * path.stat().st_size, path)
         notes: list[str] = []
-        frame = read_csv(path, notes)
+        frame = read_csv(path, notes, whole)
         return read_frame(frame, path, whole, label, task, notes, (len(frame), 0), skip=skip)
     with _readable(path):
         unpacked = hub.unpacked(path)

@@ -48,8 +48,9 @@ CODE = re.compile(r"0\d+")
 LEADING_ZERO = re.compile(r"[\s,;\"]0\d")
 
 
-def read_csv(path: Path, notes: list[str]) -> Any:
-    """A CSV file with a header as a DataFrame.
+def read_csv(path: Path, notes: list[str], later: bool = False) -> Any:
+    """A CSV file with a header as a DataFrame. A `later` client's may have columns without a name,
+    which no run takes.
 
     Cells are separated by commas, semicolons or tabs; decimals have a point, or a comma where cells
     are separated otherwise. The text is UTF-8, or UTF-16 with a mark; else Windows-1252, which
@@ -84,7 +85,7 @@ def read_csv(path: Path, notes: list[str]) -> Any:
     if not len(frame):
         raise ValueError(f"{path} has a header and no rows; add a row for each sample")
     frame.columns = [str(name).strip() for name in frame.columns]
-    _check_names(frame, path)
+    _check_names(frame, path, later)
     if separator != ",":
         _convert_commas(frame, path)
     return frame
@@ -171,12 +172,14 @@ def _convert_commas(frame: Any, path: Path) -> None:
             )
 
 
-def _check_names(frame: Any, path: Path) -> None:
-    """Raise ValueError for two columns of one name, and for columns without a name that do not
-    number the rows."""
+def _check_names(frame: Any, path: Path, later: bool) -> None:
+    """Raise ValueError for two columns of one name, and unless they are of a `later` client, for
+    columns without a name that do not number the rows."""
     doubled = frame.columns[frame.columns.duplicated()]
     if len(doubled):
         raise ValueError(f"{path}: two columns are called {doubled[0]!r}; rename one of them")
+    if later:
+        return
     for name in frame.columns:
         if UNNAMED.fullmatch(name) and not read_column(name, frame[name])[0].identifier:
             raise ValueError(

@@ -246,3 +246,20 @@ def test_truth_values_are_no_category_of_other_texts(tmp_path, card):
     later = table()[:4].assign(smoker=[True, False, False, True])
     with pytest.raises(ValueError, match="column smoker holds a truth value; the run takes one of"):
         read_inputs(later, card)
+
+
+@pytest.mark.parametrize("rows", [[3], [8, 2, 5], [2, 3, 7]], ids=str)
+def test_rows_that_pandas_wrote_with_their_numbers_are_served(tmp_path, card, rows):
+    """The numbers have no name, and of some rows they do not count from row to row."""
+    table().iloc[rows].to_csv(tmp_path / "later.csv")
+    found = read_input_files(tmp_path / "later.csv", card)
+    assert "columns that the run does not use: Unnamed: 0" in found.notes[-1]
+    expected = given(read_inputs(table().iloc[rows], card))
+    assert torch.equal(given(found), expected)
+
+
+def test_a_files_ending_may_be_in_capitals(tmp_path, card):
+    table().to_csv(tmp_path / "LATER.CSV", index=False)
+    assert torch.equal(
+        given(read_input_files(tmp_path / "LATER.CSV", card)), given(read_inputs(table(), card))
+    )
