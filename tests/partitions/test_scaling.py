@@ -10,6 +10,7 @@ from fedapps.settings.config import defaults
 from partitions.datasets.catalog import Info
 from partitions.datasets.description import SIGNAL, VECTOR, Description
 from partitions.datasets.loading import Dataset
+from partitions.datasets.readers.local import read_files
 from partitions.federations import Federation
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -113,3 +114,18 @@ def test_a_moment_for_each_channel_of_an_image_keeps_its_bits(divide):
     for client in (0, 7):
         left, right = plain.share(client).train[:][0], auto.share(client).train[:][0]
         assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint32", ">i8", ">f8"])
+@pytest.mark.parametrize("kind", [VECTOR, SIGNAL])
+@pytest.mark.parametrize("later", [False, True])
+def test_large_whole_numbers_keep_their_digits(tmp_path, dtype, kind, later):
+    """Around 1.7·10⁹ s, a time in float32 has steps of 128 s: all these were one number."""
+    seconds = 1_700_000_000 + np.arange(40)
+    x = np.stack([seconds, np.arange(40) % 7], axis=1).astype(dtype)
+    if kind == SIGNAL:
+        x = x[:, :, None]
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(40) % 2)
+    raw = read_files(tmp_path / "d.npz", inputs=kind, whole=later)
+    assert raw.x[:, 0].astype(np.int64).flatten().tolist() == seconds.tolist()
+    assert torch.from_numpy(raw.x).dtype == torch.float64

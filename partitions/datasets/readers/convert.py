@@ -27,6 +27,7 @@ AXES = {2: (VECTOR, TOKENS), 3: (IMAGE, SIGNAL), 4: (IMAGE,)}
 MANY_CLASSES = 50  # above it, and with fewer samples of each than the next, labels may be values
 MANY_TEXTS = 20
 SAMPLES_OF_A_CLASS = 5
+LARGEST_IN_FLOAT32 = 2**24  # it has all whole numbers up to this one
 MAX_FLOAT = 10.0  # larger floats in images are hardly scaled or standardized
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ def as_inputs(
     """Inputs in the form that datasets have, and what they are: as `declared`, or what their axes
     and type leave no choice of.
 
-    Tokens are int64. Vectors of float64 stay so, since they are scaled by column. Whole numbers 0
+    Tokens are int64. Vectors and signals of float64 stay so, since they are scaled by column, and
+    whole numbers become so where float32 would round them. Whole numbers 0
     and 1 alone are truth values, as float32. Other inputs as `scaled_pixels`. With `whole`, the
     axes of a later client's inputs decide. Raises ValueError for inputs with several readings, and
     for those that are not what was declared."""
@@ -53,6 +55,8 @@ def as_inputs(
         )
     if kind == TOKENS:
         return _tokens(x, source), Description(TOKENS)
+    if kind in (VECTOR, SIGNAL) and _float32_rounds(x):
+        x = x.astype(np.float64)
     if kind in (VECTOR, SIGNAL) and x.dtype.kind == "f":
         check_finite(x, source)
         if wrong := out_of_range(x):
@@ -83,11 +87,20 @@ def truth_pictures(raw: Raw, source: Path | str) -> Raw:
     return replace(raw, x=x.astype(np.float32)).noted(note)
 
 
+def _float32_rounds(x: np.ndarray) -> bool:
+    """Whether these are whole numbers that float32 does not hold, as points in time."""
+    if x.dtype.kind not in "iu" or not x.size:
+        return False
+    return int(x.max()) > LARGEST_IN_FLOAT32 or int(x.min()) < -LARGEST_IN_FLOAT32
+
+
 def _numbers(x: np.ndarray, source: Path | str) -> np.ndarray:
     """Inputs (n, …) as numbers: truth values become 0 and 1. Raises ValueError for other types,
     and for samples without an axis of their own."""
     if x.dtype.kind == "b":
         return x.astype(np.float32)
+    if not x.dtype.isnative:  # of another machine, or of a format such as FITS
+        x = x.astype(x.dtype.newbyteorder("="))
     if x.dtype == object and x.ndim == 1:
         lengths = {len(row) for row in x if isinstance(row, np.ndarray | list)}
         if len(lengths) > 1:
