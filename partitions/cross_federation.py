@@ -82,6 +82,13 @@ class CrossFederation(Federation):
         # The number of each client within its group.
         self._number = np.where(self.novel, np.cumsum(self.novel), np.cumsum(~self.novel)) - 1
 
+    @property
+    def line(self) -> str:
+        """The rows, the inputs and the labels of both datasets in one line for people."""
+        if self._novel is None:
+            return self._training.line
+        return f"{self._training.line}; novel clients: {self._novel.line}"
+
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
         self.check_client(client)

@@ -106,3 +106,24 @@ def test_labels_that_are_shown_are_drawn_by_client(crossed, monkeypatch):
     assert sorted(drawn) == [(4, "shots", client) for client in range(5)]
     shown = [np.bincount(share.train[:][1]).tolist() for share in shares if share.novel]
     assert shown == [[3, 3]] * 2
+
+
+def test_the_line_of_two_datasets_of_your_own_says_what_both_hold(tmp_path, own_cache):
+    """A run of such data ended with an AttributeError before it began."""
+    classes = {"here": (0, 1, 2), "there": (1, 2)}
+    for name, labels in classes.items():
+        y = np.resize(labels, 40)
+        x = (y[:, None, None, None] * np.ones((1, 1, 4, 4))).astype(np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.array(["ant", "bee", "cat"])[y])
+    changes = {
+        "dataset": str(tmp_path / "here.npz"),
+        "partition": "cross-dataset",
+        "partition.novel-dataset": str(tmp_path / "there.npz"),
+        "partition.base-rule": "iid",
+        "num-clients": 4,
+    }
+    federation = CrossFederation(defaults() | changes)
+    images = "40 rows, images of 1 channel and 4×4 pixels, 3 classes"
+    assert federation.line == f"{images}; novel clients: {images}"
+    everyone = CrossFederation(defaults() | changes | {"train-fraction": 1.0})
+    assert everyone.line == images
