@@ -76,6 +76,8 @@ class Federation:
     hidden. `dataset` replaces the configured one. Raises ValueError for settings that contradict
     each other or the data."""
 
+    _about_owners = ""  # for people: that not all owners of a user's data are clients
+
     def __init__(self, config: Config, dataset: Dataset | None = None) -> None:
         self.num_clients = int(config["num-clients"])
         self._seed = int(config["seed"])
@@ -109,6 +111,7 @@ class Federation:
             changed = [change.rows(client, rows) for client, rows in enumerate(self._rows)]
             self._rows = RowsOfClients.of(changed)
         self._check_sizes(rule_name, rule, config)
+        self._about_owners = self._unused_owners(owner_column(config, self.info))
 
         self.targets = self._read_targets()
         self.words: tuple[str, ...] = ()
@@ -142,7 +145,8 @@ class Federation:
             inputs = self.info.inputs_text + scaled
         if self.words:
             inputs += f" of the training clients' {len(self.words)} most frequent words"
-        return f"{len(self.dataset.y)} rows, {inputs}, {self.info.labels_text}"
+        rows = f"{len(self.dataset.y)} rows"
+        return f"{rows}, {inputs}, {self.info.labels_text}{self._about_owners}"
 
     def share(self, client: int) -> Share:
         """The client's data. Raises ValueError for an id out of range."""
@@ -352,6 +356,20 @@ class Federation:
                 "rows out"
             )
         return owners
+
+    def _unused_owners(self, owner: str) -> str:
+        """How many values of the clients' column of a user's own data are clients; "" if all
+        are."""
+        if not owner or self.info.inputs is None:
+            return ""
+        count = len(np.unique(self._owners(owner)))
+        if count <= self.num_clients:
+            return ""
+        rows = int(self._rows.sizes.sum())
+        return (
+            f"; {self.num_clients} of {count} values of {owner} are clients, with {rows} of the "
+            "rows (num-clients)"
+        )
 
     def _check_sizes(self, rule_name: str, rule: Partition, config: Config) -> None:
         """Raise ValueError for clients with too few samples, or with none to train on."""

@@ -458,3 +458,16 @@ def test_a_column_that_names_the_parts_is_refused(tmp_path, texts):
 def test_a_category_may_have_the_name_of_a_part(tmp_path):
     found = clients(table(team=words(ROWS, "dev", "ops")), tmp_path)
     assert found.encoding.outputs == ("size", "team=dev", "team=ops")
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(2, "; 2 of 3 values of site are clients, with 16 of the rows"), (3, "")]
+)
+def test_owners_that_are_no_clients_are_said(tmp_path, count, said):
+    """Each of three owners has 8 of the 24 rows. With two clients the third took no part, without a
+    word."""
+    frame = table(site=words(ROWS, "s", "n", "w"))
+    changes = {"partition": "natural", "partition.column": "site"}
+    line = clients(frame, tmp_path, **changes, **{"num-clients": count}).line
+    assert line.partition(", 2 classes")[2].startswith(said)
+    assert ("are clients" in line) == bool(said)
