@@ -24,7 +24,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from clients.core.arrays import filled
-from clients.core.cohort import Cohort
+from clients.core.cohort import Cohort, Dropped
 from fedapps.engines.jobs import Apps
 from fedapps.node.context import (
     DEBUG,
@@ -291,7 +291,11 @@ def respond(client_app: ClientAppCallable, message: Message, context: Context) -
     copied = with_records(message, {key: r.copy() for key, r in message.content.items()})
     try:
         return client_app(copied, context)
-    except (Exception, SystemExit) as error:  # a failing client must not end the run
+    except (KeyboardInterrupt, Dropped):  # they end the caller's work, too
+        raise
+    # Whatever else it raises, also SystemExit and a panic of a library in Rust: a failing client
+    # must not end the run.
+    except BaseException as error:
         if raises_errors(context):
             raise
         if not is_simulated(context):

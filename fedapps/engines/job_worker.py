@@ -21,5 +21,7 @@ def work(pipe: Connection, level: int) -> None:
         try:
             run_in_process(apps, config)
             pipe.send("")
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:  # the parent ends this process
+            raise
+        except BaseException as error:  # as in a single process, see `run_in_turn`
             pipe.send(error_line(error))

@@ -112,11 +112,13 @@ def run_in_turn(
                 try:
                     check()
                     carry_out(job.config, pause)
-                except (Exception, SystemExit) as error:  # it is shown at the end
+                except Interrupted:
+                    return
+                # Also SystemExit, and what libraries derive from BaseException, as those in Rust
+                # do: the other runs go on, and the error is shown at the end.
+                except BaseException as error:
                     job.error = error_line(error)
                 job.done = True
-        except Interrupted:
-            pass
         finally:
             ended.set()
 

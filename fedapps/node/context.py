@@ -38,7 +38,7 @@ def method_of(message: Message, context: Context) -> str:
     return str(settings_of(message).get(METHOD, context.run_config.get("method", "")))
 
 
-def reason_of(error: Exception | SystemExit, context: Context) -> str:
+def reason_of(error: BaseException, context: Context) -> str:
     """What the server may know of a client's error: under privacy no message and no code."""
     where = "see the node's log"
     if is_simulated(context):  # where all is in one program's hands

@@ -1,5 +1,6 @@
 """Several jobs: in worker processes, and on a SuperLink that does not answer."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -72,6 +73,29 @@ def test_a_process_takes_one_job_after_the_other_and_costs_its_own_when_it_dies(
         worker.join(60)
     codes = [worker.exitcode for worker in processes]
     assert codes.count(0) == len(codes) - 1, codes  # they end by themselves: no leaked semaphores
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the process is forked")
+def test_a_worker_returns_errors_that_are_no_exceptions_and_goes_on(monkeypatch):
+    """As pyo3's PanicException: else the run's error would be that its process ended."""
+
+    class Panic(BaseException):
+        pass
+
+    def carry_out(apps, config):
+        raise Panic(config)
+
+    monkeypatch.setattr(job_worker, "run_in_process", carry_out)
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    worker = fork.Process(target=job_worker.work, args=(theirs, logging.ERROR), daemon=True)
+    worker.start()
+    theirs.close()
+    for text in ("first", "second"):
+        ours.send((None, text))
+        assert ours.recv().startswith(f"Panic: {text} (")
+    worker.kill()
+    worker.join()
 
 
 def test_runs_that_take_longest_begin_first(tmp_path):

@@ -50,27 +50,34 @@ def test_a_run_that_is_stopped_between_evaluations_is_evaluated_at_its_end(tmp_p
     assert (tmp_path / "model.safetensors").is_file()
 
 
-def test_a_run_that_ends_its_thread_costs_itself_alone(tmp_path, monkeypatch):
-    """A callback may call sys.exit in a run, which raises SystemExit: the other runs go on."""
+class Panic(BaseException):
+    """As pyo3's PanicException, which libraries in Rust raise."""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Panic, KeyboardInterrupt])
+def test_a_run_that_ends_its_thread_costs_itself_alone(kind, tmp_path, monkeypatch):
+    """A callback may call sys.exit in a run, or a library raise what is no Exception: the run
+    failed, and the other runs go on."""
 
     def leave(*_):
-        raise SystemExit("bye")
+        raise kind("bye")
 
     config = SMALL | {"rounds": 1, "local-steps": 1}
     jobs = make_jobs(config, ["fedavg", "pfedhn"], [0], tmp_path)
     monkeypatch.setattr(FedAvg, "aggregate_train", leave)
     run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
     assert all(job.done for job in jobs)
-    assert jobs[0].error.startswith(f"SystemExit: bye ({__file__}:") and not jobs[1].error
+    assert jobs[0].error.startswith(f"{kind.__name__}: bye ({__file__}:") and not jobs[1].error
 
 
-def test_a_client_that_exits_costs_its_reply():
+@pytest.mark.parametrize("kind", [SystemExit, Panic])
+def test_a_client_that_exits_costs_its_reply(kind):
     def app(message, context):
-        raise SystemExit("bye")
+        raise kind("bye")
 
     grid = InProcessGrid.simulation(app, SMALL, 1)
     (reply,) = grid.send_and_receive([grid.create_message(RecordDict(), "query", 1, "")])
-    assert "SystemExit" in reply.error.reason
+    assert f"{kind.__name__}: bye" in reply.error.reason
 
 
 def test_nobody_else_writes_to_a_run_that_goes_on(tmp_path):
