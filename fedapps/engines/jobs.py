@@ -13,6 +13,7 @@ from clients.core.protocol import FewShot
 from fedapps.engines import check_engine_name
 from fedapps.files import ERRORS
 from fedapps.methods import METHODS
+from fedapps.saved import read_json
 from fedapps.settings.config import Config
 
 POLL_SECONDS = 0.25  # between two looks at the runs
@@ -71,9 +72,14 @@ class Job:
         return reports
 
     def summary(self) -> dict[str, Any]:
-        """The run's summary, {} while it has none."""
+        """The run's summary, {} while it has none. Raises ValueError if it is damaged."""
         file = self.folder / "summary.json"
-        return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        if not file.is_file():
+            return {}
+        summary = read_json(file)
+        if not isinstance(summary, dict):
+            raise ValueError(f"{file} is damaged: no table")
+        return summary
 
     def undone_rounds(self) -> int:
         """How many rounds the run has undone, by its summary."""

@@ -16,9 +16,10 @@ from fedapps.files import in_use
 from fedapps.results.progress import shown
 from fedapps.results.runs import read_rounds
 from fedapps.results.schema import Round
-from fedapps.results.sweep import begun_jobs
+from fedapps.results.sweep import begun_folders, begun_job
 
 RUNNING, WAITING, FINISHED, FAILED, STOPPED = "running", "waits", "finished", "failed", "stopped"
+DAMAGED = "damaged"
 RECENT = 10  # rounds whose mean time is shown
 MISSING = "missing"  # the cause of a reply that did not arrive in time
 
@@ -31,6 +32,7 @@ class RunStatus:
     state: str
     rounds: Sequence[Round]
     silent: float
+    error: str = ""  # why it failed, or cannot be read
 
     @property
     def number(self) -> int:
@@ -72,8 +74,8 @@ class RunStatus:
                 words.append(f"about {timedelta(seconds=round(left))} left")
             if self.rounds:
                 words.append(f"last round {timedelta(seconds=round(self.silent))} ago")
-        if self.state == FAILED:
-            words.append(str(self.job.summary()["error"]))
+        if self.error:
+            words.append(self.error)
         return ", ".join(words)
 
     def _clients(self) -> list[str]:
@@ -114,35 +116,53 @@ class RunStatus:
         return []
 
 
-def status_of(folder: Path) -> list[RunStatus]:
-    """The state of the run in `folder`, or of the runs in it. Raises ValueError if it holds
-    none."""
-    jobs = begun_jobs(folder, to_resume=False)
+def status_of(folder: Path) -> tuple[list[RunStatus], list[str]]:
+    """The state of the run in `folder`, or of the runs in it, and a sentence for each one whose
+    configuration is damaged. Raises ValueError if it holds none."""
+    jobs: list[Job] = []
+    problems: list[str] = []
+    for run in begun_folders(folder):
+        try:
+            jobs.append(begun_job(run, to_resume=False))
+        except ValueError as error:
+            problems.append(f"{run.name}: {DAMAGED}, {error}")
     active = {job.name: in_use(job.folder) for job in jobs}
     statuses = []
     for job in jobs:
         state = STOPPED
+        reason = ""
+        try:
+            summary = job.summary()
+        except ValueError as error:
+            summary = {}
+            state = DAMAGED
+            reason = str(error)
         if job.done:
             state = FINISHED
         elif active[job.name]:
             state = RUNNING
-        elif "error" in job.summary():
+            reason = ""
+        elif "error" in summary:
             state = FAILED
+            reason = str(summary["error"])
         elif any(active.values()) and not (job.folder / "metrics.jsonl").is_file():
             state = WAITING
         silent = 0.0
         with suppress(OSError):  # no round yet
             silent = time.time() - (job.folder / "metrics.jsonl").stat().st_mtime
-        statuses.append(RunStatus(job, state, read_rounds(job.folder), max(0.0, silent)))
-    return statuses
+        rounds = read_rounds(job.folder)
+        statuses.append(RunStatus(job, state, rounds, max(0.0, silent), reason))
+    return statuses, problems
 
 
 def status_lines(folder: Path) -> tuple[list[str], bool]:
     """What a person reads of the runs in `folder`, and whether one of them runs or waits. Raises
     ValueError if it holds none."""
+    statuses, problems = status_of(folder)
     lines: list[str] = []
     goes_on = False
-    for status in status_of(folder):
+    for status in statuses:
         lines += [printable(line) for line in status.lines()]
         goes_on |= status.state in (RUNNING, WAITING)
+    lines += [printable(problem) for problem in problems]
     return lines, goes_on

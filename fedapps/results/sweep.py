@@ -110,27 +110,34 @@ def _configuration(folder: Path) -> Config | None:
         return None  # missing, damaged, or with keys of another release
 
 
-def begun_jobs(folder: Path, *, to_resume: bool = True) -> list[Job]:
+def begun_jobs(folder: Path) -> list[Job]:
     """The runs in `folder`, or the run whose folder it is, each to resume from its newest
-    checkpoint; finished ones are done. Unless they are `to_resume`, no code that they name is
-    imported, settings are not checked, and changed data are not looked for. Raises ValueError if
-    there is none."""
+    checkpoint; finished ones are done. Warns of changed data and code. Raises ValueError if there
+    is none, or one that cannot be read."""
+    jobs = [begun_job(run) for run in begun_folders(folder)]
+    _warn_of_changes(jobs)
+    return jobs
+
+
+def begun_folders(folder: Path) -> list[Path]:
+    """The folders of the runs in `folder`, or that folder itself. Raises ValueError if there is
+    none."""
     if not (runs := run_folders(folder.resolve())):
         raise ValueError(
             f"{folder} holds no run that could go on: no config.toml in it{where_runs_are(folder)}"
         )
-    jobs = []
-    for run in runs:
-        read = run_configuration(run) if to_resume else unchecked_configuration(run)
-        config = read | {
-            "output-dir": str(run),
-            "training-dir": "",  # the folder may have moved
-            "resume": True,
-        }
-        method = str(Variant.of_folder(run, str(config["method"])))
-        done = finished(run) is not None if to_resume else _has_finished(run)
-        job = Job(method, int(config["seed"]), config, run, done=done)
-        jobs.append(job)
-    if to_resume:
-        _warn_of_changes(jobs)
-    return jobs
+    return runs
+
+
+def begun_job(run: Path, *, to_resume: bool = True) -> Job:
+    """The run in the folder `run`, to resume. Unless it is `to_resume`, no code that it names is
+    imported, and settings are not checked. Raises ValueError if its configuration is damaged."""
+    read = run_configuration(run) if to_resume else unchecked_configuration(run)
+    config = read | {
+        "output-dir": str(run),
+        "training-dir": "",  # the folder may have moved
+        "resume": True,
+    }
+    method = str(Variant.of_folder(run, str(config["method"])))
+    done = finished(run) is not None if to_resume else _has_finished(run)
+    return Job(method, int(config["seed"]), config, run, done=done)

@@ -93,6 +93,23 @@ def test_runs_that_wait_failed_and_have_finished(tmp_path):
     assert "  clients: 2 of 2 answered, 4 present, late 0, dropped: none" in lines
 
 
+def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path):
+    for name, file, text in (
+        ("b", "summary.json", '{"method": "fed'),
+        ("c", "config.toml", "method ="),
+        ("d", "metrics.jsonl", ""),
+    ):
+        job = begun(tmp_path / name)
+        (job.folder / file).write_text(text)
+        job.folder.rename(tmp_path / f"{name}-seed0")
+    lines, goes_on = status_lines(tmp_path)
+    damaged = tmp_path / "b-seed0" / "summary.json"
+    assert lines[0].startswith(f"b-seed0: damaged, round 0 of 2, {damaged} is damaged: ")
+    assert lines[1] == "d-seed0: stopped, round 0 of 2"
+    assert lines[2].startswith(f"c-seed0: damaged, {tmp_path / 'c-seed0' / 'config.toml'}: ")
+    assert len(lines) == 3 and not goes_on
+
+
 def test_a_deployment_names_its_processes_its_runs_and_its_logs(tmp_path, monkeypatch):
     """The runs that its SuperLink's processes carry note their folders; logs are printed with
     escape codes escaped."""

@@ -105,7 +105,7 @@ def test_runs_share_one_look_at_their_data(tmp_path, monkeypatch, caplog):
     sweep._warn_of_changes(jobs)
     assert looks == [data]
     assert caplog.text.count("has changed since it began") == 3
-    sweep.begun_jobs(tmp_path, to_resume=False)
+    [sweep.begun_job(run, to_resume=False) for run in sweep.begun_folders(tmp_path)]
     assert looks == [data]
 
 
