@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +55,17 @@ def invocation() -> str:
 
 def make_console(*, stderr: bool = False, **options: Any) -> Console:
     """A console that prints square brackets as they are; `options` as rich's."""
+    escape_unencodable()
     return Console(stderr=stderr, markup=False, **options)
+
+
+def escape_unencodable() -> None:
+    """Let the standard streams escape what their encoding lacks, as ε in the latin-1 of a pipe:
+    they would raise UnicodeEncodeError, after hours of training. UTF-8 has everything but half
+    surrogates, which undecodable names of files have."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def say(console: Console, text: object) -> None:
@@ -89,6 +100,7 @@ class StoppableGroup(TyperGroup):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """As typer's; exits with the status of a signal that came."""
+        escape_unencodable()  # also for what is printed without a console, as CSV
         return call_command(partial(super().main, *arguments, **options))
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:

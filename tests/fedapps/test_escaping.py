@@ -4,13 +4,15 @@ import csv
 import io
 import json
 import re
+import sys
 
 import pytest
 from rich.console import Console
 from run_folders import leave
 from small_runs import fedapps, invoke
 
-from fedapps.console import spreadsheet_cell
+from fedapps.commands.main import cli
+from fedapps.console import make_console, say, spreadsheet_cell
 from fedapps.engines.jobs import Job
 from fedapps.methods import METHODS
 from fedapps.results.comparison import as_csv, compare
@@ -138,3 +140,24 @@ def test_every_method_has_a_name_for_texts():
     """As ``PeFLL`` and ``FedTTA++``; none is the lower-case name of the table."""
     assert not [name for name in METHODS if displayed(name) == name]
     assert displayed("pefll lr=0.1") == "PeFLL lr=0.1"
+
+
+def test_what_an_encoding_lacks_is_escaped(monkeypatch):
+    """Python's stream raises UnicodeEncodeError for ε in latin-1, as a pipe may have. A handler of
+    errors that the user has set stays."""
+    for errors, shown in (("strict", b"\\u03b5 8 \xb1 1\n"), ("replace", b"? 8 \xb1 1\n")):
+        written = io.BytesIO()
+        monkeypatch.setattr(
+            "sys.stdout", io.TextIOWrapper(written, "latin-1", errors, newline="\n")
+        )
+        say(make_console(), "ε 8 ± 1")
+        sys.stdout.flush()
+        assert written.getvalue() == shown
+
+
+def test_the_help_is_shown_in_every_encoding(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "latin-1"))
+    cli(["--help"], standalone_mode=False)
+    sys.stdout.flush()
+    assert b"\\u03b5 spent" in written.getvalue()
