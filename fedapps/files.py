@@ -114,7 +114,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
 
 def append_text(path: Path, text: str) -> None:
     """Append to a file, all of `text` or nothing of it."""
-    with append_to(path) as file:
+    with errors_name(path), append_to(path) as file:
         size = file.tell()
         try:
             _write_all(file, text.encode("utf-8"))

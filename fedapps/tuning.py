@@ -17,7 +17,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -183,13 +183,17 @@ class Tuning:
         and none has succeeded.
 
         Raises ValueError if nothing is searched for any of them, and if `output` holds trials of
-        other settings or a damaged study."""
+        other settings or a damaged study. Raises OSError if the disk does not take the study."""
         import optuna
 
         if not any(map(self._space, methods)):
             raise ValueError(f"[search] has no key of {', '.join(methods)}: nothing to tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.output.mkdir(parents=True, exist_ok=True)
+        with _storage_errors(self.output / STORAGE):
+            return self._tune(methods, trials)
+
+    def _tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for method in methods:
             study = self._study(method)
@@ -328,6 +332,25 @@ class Tuning:
             else:
                 study.tell(trial.number, float(np.mean(values)))
         return errors
+
+
+@contextmanager
+def _storage_errors(file: Path) -> Iterator[None]:
+    """Inside, an error of the database in `file`, as on a full disk, is raised as OSError with its
+    reason alone. Optuna and SQLAlchemy raise errors of their own around it."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        raise OSError(
+            f"{file} cannot be read or written: {reason}; trials that it holds are kept, and the "
+            "same command continues the search once the disk takes more"
+        ) from error
 
 
 def check_database(file: Path) -> None:

@@ -37,7 +37,8 @@ def replaced(path: Path) -> Iterator[Path]:
     with errors_name(path):
         create(temporary).close()
     try:
-        yield temporary
+        with errors_name(path, temporary):
+            yield temporary
         with errors_name(path):
             os.replace(temporary, path)
     finally:
@@ -45,12 +46,14 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def errors_name(path: Path) -> Iterator[None]:
-    """Inside, an OSError that names a temporary file is raised as one that names `path`."""
+def errors_name(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Inside, an OSError that names a temporary file, or none as that of a full disk, is raised as
+    one that names `path`. If the `temporary` file is given, errors of other files stay."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        of_other_file = temporary is not None and error.filename not in (None, str(temporary))
+        if error.errno is None or of_other_file:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

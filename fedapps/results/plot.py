@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import StringIO
+from io import BytesIO, StringIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from fedapps.common.new_files import replaced
 from fedapps.console import visible
+from fedapps.files import write_files
 from fedapps.results import check_ending
 from fedapps.results.comparison import compare, order
 from fedapps.results.runs import (
@@ -251,16 +251,16 @@ def save(figure: "Figure", output: Path) -> None:
     check_ending(output)
     import matplotlib
 
-    output.parent.mkdir(parents=True, exist_ok=True)
     dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     metadata: Any = dates.get(output.suffix.lower())
+    # In memory: matplotlib hides the error of a full disk behind others.
+    drawn = BytesIO()
+    kind = output.suffix.lower().removeprefix(".")
     # Without dates, and with a fixed salt for names, the same runs give the same file.
     # Type 42 embeds TrueType fonts, whose text stays text for search and screen readers.
-    with (
-        matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedapps"}),
-        replaced(output) as file,
-    ):
-        figure.savefig(file, dpi=150, metadata=metadata)
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedapps"}):
+        figure.savefig(drawn, format=kind, dpi=150, metadata=metadata)
+    write_files({output: drawn.getvalue()})
 
 
 def as_svg(figure: "Figure", name: str) -> "Markup":

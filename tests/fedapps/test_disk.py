@@ -10,16 +10,19 @@ import os
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 from small_runs import COMMAND, SMALL, forked, left
 
 from fedapps import files
 from fedapps.clientapp import app
+from fedapps.common.new_files import replaced
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.engines.staging import stage
 from fedapps.files import append_text, spill, write_files
 from fedapps.node.bridge import STATE
 from fedapps.results.checkpoint import newest_checkpoint
+from fedapps.results.plot import save
 from fedapps.serverapp import run
 from partitions import federation
 from partitions.cache import Assignment, cached, cached_assignment
@@ -121,7 +124,7 @@ def test_a_disk_that_is_full_for_two_rounds_costs_nothing(tmp_path):
         heard = Heard()
         go(tmp_path / "full", Watched)
         said, again = heard.lines
-        assert "is not written ([Errno 27] File too large); the run goes on" in said
+        assert "metrics.jsonl is not written ([Errno 27] File too large: " in said
         assert "everything is written again" in again
 
     apart(full)
@@ -242,6 +245,57 @@ def test_the_command_says_in_one_sentence_that_nothing_can_be_written(tmp_path):
 
     apart(full)
     assert [file for file in tmp_path.rglob("*") if file.is_file() and file.stat().st_size] == []
+
+
+def test_an_error_of_a_full_disk_names_the_file(tmp_path):
+    """A write fails without a name, also of a temporary file. An error of another file keeps it."""
+    whole = tmp_path / "whole"
+
+    def full():
+        limit(ROOM)
+        with pytest.raises(OSError, match=f"too large: '{whole}'$"):
+            write_files({whole: bytes(ROOM + 1)})
+        with pytest.raises(OSError, match=f"too large: '{whole}'$"):
+            append_text(whole, "x" * (ROOM + 1))
+        with pytest.raises(OSError, match=f"too large: '{whole}'$"), replaced(whole) as file:
+            file.write_bytes(bytes(ROOM + 1))
+        other = tmp_path / "other"
+        with pytest.raises(OSError, match=f"No such file .*: '{other}'$"), replaced(whole):
+            other.read_bytes()
+
+    apart(full)
+
+
+@pytest.mark.parametrize("ending", ["pdf", "png", "svg"])
+def test_a_figure_that_the_disk_does_not_take_is_one_sentence(ending, tmp_path):
+    """In a file, matplotlib's PDF would raise zlib.error while it closes. A figure that is there
+    stays."""
+    output = tmp_path / f"figure.{ending}"
+    output.write_text("former")
+
+    def full():
+        limit(ROOM)
+        with pytest.raises(OSError, match=f"too large: '{output}'$"):
+            save(Figure(), output)
+
+    apart(full)
+    assert output.read_text() == "former"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_a_search_whose_study_does_not_fit_is_one_sentence(tmp_path):
+    pytest.importorskip("optuna")
+    search = tmp_path / "search.toml"
+    search.write_text('methods = ["fedavg"]\nnum-clients = 4\nrounds = 1\n[search]\nlr = [0.1]\n')
+
+    def full():
+        limit(ROOM)
+        done = CliRunner().invoke(COMMAND, ["tune", str(search), "--output", str(tmp_path / "t")])
+        limit(None)
+        assert isinstance(done.exception, SystemExit) and done.exit_code == 2, done.output
+        assert "study.db cannot be read or written: " in done.output
+
+    apart(full)
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
