@@ -58,7 +58,7 @@ def results(runs: "DataFrame") -> TextTable:
         if len(evaluated):
             cells |= _cells(evaluated, over_seeds)
         else:
-            first_number = columns[len(cells)]
+            first_number = next(column for column in columns if column not in cells)
             cells[first_number] = FAILED
         rows.append([cells.get(column, "") for column in columns])
     notes = _notes(runs, columns, over_seeds)
@@ -134,6 +134,7 @@ def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[
         exception = " but those that they learn from" if learn else ""
         notes.append(f"novel clients: all their samples{exception}")
     notes += few_samples(runs)
+    notes += failed_seeds(runs)
     if "F1" in columns:
         notes.append("F1 of test samples: mean over sub-populations; over users")
     if "ε" in columns:
@@ -168,6 +169,16 @@ def few_samples(runs: "DataFrame") -> list[str]:
     if fewest == FEW_SAMPLES:
         return []
     return [f"a novel client has only {fewest} samples to be scored on"]
+
+
+def failed_seeds(runs: "DataFrame") -> list[str]:
+    """By method, how many of its runs failed, where others have a mean."""
+    words = []
+    for label, group in runs.groupby("method", sort=False):
+        failed = int(group.summary.isna().sum())
+        if 0 < failed < len(group):
+            words.append(f"{label} {failed} of {len(group)}")
+    return [f"runs that failed, left out of the means: {', '.join(words)}"] if words else []
 
 
 def epsilon(runs: "DataFrame") -> str:

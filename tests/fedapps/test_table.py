@@ -7,12 +7,13 @@ import re
 import pytest
 from pydantic import ValidationError
 from rich.console import Console
+from run_folders import leave
 
 from fedapps.engines.jobs import Job
 from fedapps.results.formats import TextTable, as_rich
 from fedapps.results.progress import Display
 from fedapps.results.report import content
-from fedapps.results.runs import runs_of
+from fedapps.results.runs import read_runs, runs_of
 from fedapps.results.schema import Summary
 from fedapps.results.table import results
 from fedapps.settings.config import defaults
@@ -241,6 +242,20 @@ def test_of_several_seeds_a_single_finished_one_has_no_error_and_rounds_are_a_ra
     shown = results(runs_of(jobs))
     at = shown.columns.index("rounds")
     assert [(row[2], row[at]) for row in shown.rows] == [("25.00 ± 0.00", "2–5"), ("25.00", "2")]
+
+
+def test_a_run_that_failed_is_no_silent_part_of_a_mean(tmp_path):
+    """fedavg's mean is of seed 1 alone. All of tent's runs failed, of which its cell tells: that of
+    the first score, also where the number of rounds differs."""
+    leave(tmp_path, "fedavg", 1, [0.5], train=[0.25], rounds=3)
+    for method, seed, rounds in (("fedavg", 0, 3), ("tent", 0, 4), ("tent", 1, 4)):
+        run = leave(tmp_path, method, seed, [1.0], rounds=rounds)
+        (run / "summary.json").write_text('{"finished": false, "error": "OSError: full"}')
+    shown = results(read_runs(tmp_path)[0])
+    fedavg, tent = (dict(zip(shown.columns, row, strict=True)) for row in shown.rows)
+    assert fedavg["training clients"] == "25.00"
+    assert (tent["training clients"], tent["novel clients"], tent["rounds"]) == ("failed", "", "4")
+    assert "runs that failed, left out of the means: fedavg rounds=3 1 of 2;" in shown.caption
 
 
 def test_a_narrow_terminal_shows_each_column_whole():
