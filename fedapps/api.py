@@ -7,6 +7,7 @@ runs.to_pandas(); runs.plot("curves"); runs["fedtta++-seed0"].personalize(x)
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from fedapps.planning import (
     trainings_lines,
 )
 from fedapps.results import plot, table
+from fedapps.results.comparison import check_setting
 from fedapps.results.formats import as_text
 from fedapps.results.progress import Display
 from fedapps.results.report import write_report
@@ -195,9 +197,14 @@ class Runs:
 
     def __getitem__(self, key: int | str) -> FinishedRun:
         names = list(self._frame.name)
-        if isinstance(key, str) and key not in names:
-            raise KeyError(f"no run {key!r}; there are {', '.join(names)}")
-        place = names.index(key) if isinstance(key, str) else key
+        if isinstance(key, str):
+            if key not in names:
+                raise KeyError(f"no run {key!r}; there are {', '.join(names)}")
+            place = names.index(key)
+        else:
+            place = index(key)  # TypeError for a slice or a float
+            if not -len(names) <= place < len(names):
+                raise IndexError(f"no run {place}; there are {len(names)}, counted from 0")
         return FinishedRun(self._frame.folder.iloc[place])
 
     @property
@@ -215,7 +222,11 @@ class Runs:
     def to_pandas(self, *settings: str) -> "DataFrame":
         """A row per run: method, seed, accuracies in % by round and role, F1 in [0, 1], for values
         RMSE in the labels' unit and R², your own scores, seconds, megabytes per client and round,
-        ε; and the values of the named settings."""
+        ε; and the values of the named settings, None where a run has no such setting.
+
+        Raises ValueError for a setting that no run has."""
+        for key in settings:
+            check_setting(self._frame, key, "to_pandas")
         columns = ["method", "seed"]
         for round_ in ROUNDS:
             columns += [f"{round_} {score}" for score in score_keys(self._frame)]
@@ -253,10 +264,14 @@ class Runs:
     def plot(self, kind: str = "curves", by: str = "") -> "Figure":
         """A figure: "curves", "clients", or "swept" with `by`, the setting on the x-axis.
 
-        Raises ValueError for another kind."""
+        Raises ValueError for another kind, and for `by` beside one that does not read it."""
         good = self._frame[self._frame.error == ""]
         if kind == "swept":
+            if not by:
+                raise ValueError('"swept" needs the setting on the x-axis, as by="partition.alpha"')
             return plot.swept(good, by)
+        if by:
+            raise ValueError(f'by is {by!r}, but is for "swept" alone, not for {kind!r}; remove it')
         if kind not in plot.FIGURES:
             raise ValueError(f"unknown figure {kind!r}; known: {', '.join(plot.FIGURES)}, swept")
         figure: Figure = plot.FIGURES[kind](good)

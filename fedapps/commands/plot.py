@@ -1,5 +1,6 @@
 """``fedapps plot``: a figure of a folder of runs, or of one run's saved model."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
 OF_RUNS = ("curves", "time", "clients", "decisions")
 OF_A_MODEL = ("confusion", "embeddings", "rates", "traces")
 KINDS = (*OF_RUNS, "swept", "gain", *OF_A_MODEL)
+STEPS = 50
+# The figures that read an option.
+READ_BY = {
+    "--by": ("swept",),
+    "--run": OF_A_MODEL,
+    "--client": ("traces",),
+    "--steps": ("traces",),
+    "--attribute": ("embeddings",),
+}
 
 
 def plot(
@@ -30,7 +40,9 @@ def plot(
     client: Annotated[
         int | None, typer.Option(help="traces: a novel client; default: the mean of all.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="traces: adaptation steps.")] = 50,
+    steps: Annotated[
+        int | None, typer.Option(help=f"traces: adaptation steps; default: {STEPS}.")
+    ] = None,
     attribute: Annotated[
         str, typer.Option(help="embeddings: colour clients by it, e.g. coarse.")
     ] = "",
@@ -44,6 +56,11 @@ def plot(
         if kind not in KINDS:
             raise ValueError(f"unknown figure {kind!r}; known: {', '.join(KINDS)}")
         check_ending(output)
+        values = {
+            "--by": by, "--run": run, "--client": client, "--steps": steps,
+            "--attribute": attribute,
+        }  # fmt: skip
+        check_read(kind, values)
 
         from fedapps.results import plot as figures
         from fedapps.results.runs import read_runs
@@ -63,9 +80,26 @@ def plot(
                 raise ValueError("name the setting: --by partition.alpha")
             figure = figures.swept(runs, by)
         else:
-            figure = _of_model(kind, _single(runs, run), client, steps, attribute)
+            number = STEPS if steps is None else steps
+            figure = _of_model(kind, _single(runs, run), client, number, attribute)
         figures.save(figure, output)
     say(console, output)
+
+
+def check_read(kind: str, values: Mapping[str, str | int | None]) -> None:
+    """Raise ValueError for the value of an option that the figure does not read; None and "" are
+    not given."""
+    for option, value in values.items():
+        kinds = READ_BY[option]
+        if value in (None, "") or kind in kinds:
+            continue
+        advice = "remove it"
+        if option == "--run":
+            advice = "remove it, or name the run's folder to draw that run alone"
+        raise ValueError(
+            f"{option} is {value!r}, but {kind} does not read it: it is for {', '.join(kinds)}; "
+            f"{advice}"
+        )
 
 
 def _single(runs: "DataFrame", name: str) -> Path:

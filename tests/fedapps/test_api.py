@@ -50,6 +50,24 @@ def test_tables_and_figures(runs):
         runs.clients("foo")
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "why"),
+    [
+        (lambda runs: runs.to_pandas("lrr"), ValueError, "no run has a setting 'lrr'.* mean lr"),
+        (lambda runs: runs.plot("curves", by="lr"), ValueError, "by is 'lr', but is for .swept."),
+        (lambda runs: runs.plot("swept"), ValueError, 'as by="partition.alpha"'),
+        (lambda runs: runs[4], IndexError, "no run 4; there are 4, counted from 0"),
+        (lambda runs: runs[-5], IndexError, "no run -5"),
+        (lambda runs: runs[:2], TypeError, "slice"),
+    ],
+)
+def test_what_runs_do_not_have_is_refused(call, error, why, runs):
+    """A misspelt setting was a column of None."""
+    with pytest.raises(error, match=why):
+        call(runs)
+    assert runs[-1].folder == runs["tent-seed1"].folder
+
+
 def test_a_later_client_gets_its_model(runs):
     model = runs["tent-seed1"].personalize(torch.rand(12, 1, 8, 8))
     assert model(torch.rand(3, 1, 8, 8)).shape == (3, 10)

@@ -9,7 +9,7 @@ import tomli_w
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from run_folders import leave, vouch
-from small_runs import fedapps
+from small_runs import fedapps, invoke
 
 import partitions
 from fedapps.files import write_arrays
@@ -312,6 +312,23 @@ def test_bad_options_are_refused(saved, tmp_path):
     said = fedapps("plot", saved, "confusion", "--run", "afl-seed0", code=2)
     assert "no run 'afl-seed0'; there are fedper-seed0" in said
     assert "--by partition.alpha" in fedapps("plot", saved, "swept", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["clients", "--run", "tent-seed0"], "--run is 'tent-seed0', but clients does not read it"),
+        (["curves", "--by", "lr"], "--by is 'lr', but curves does not read it: it is for swept"),
+        (["gain", "--attribute", "coarse"], "it is for embeddings; remove it"),
+        (["confusion", "--client", 0], "--client is 0, but confusion does not read it"),
+        (["swept", "--by", "lr", "--steps", 0], "--steps is 0, but swept does not read it"),
+    ],
+)
+def test_an_option_that_a_figure_does_not_read_is_refused(words, why, tmp_path):
+    """The first would draw all runs, as if each were the one that was named."""
+    said = invoke("plot", tmp_path, *words, "--output", tmp_path / "a.png", code=2).output
+    assert why in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_methods_without_values_keep_place_and_look(tmp_path):
