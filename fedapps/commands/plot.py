@@ -63,14 +63,18 @@ def plot(
         check_read(kind, values)
 
         from fedapps.results import plot as figures
-        from fedapps.results.runs import read_runs
+        from fedapps.results.gains import scenarios
+        from fedapps.results.runs import failures, read_runs
 
         if kind == "gain":
+            _, problems = scenarios(folder)
+            for problem in problems:
+                say(console, problem)
             figures.save(figures.gain(folder), output)
             say(console, output)
             return
         runs, problems = read_runs(folder)
-        for problem in problems:
+        for problem in [*problems, *failures(runs)]:
             say(console, problem)
         runs = runs[runs.error == ""]
         if kind in OF_RUNS:

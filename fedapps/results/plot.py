@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO, StringIO
 from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 MARKED = 20  # points of a line that have a marker
 NO_CHANGE = "none"  # the choice of a client that keeps the global model
+SHORT = 24  # characters of a name that fits below a figure's axis, turned a little
+LINE = 40  # characters of a line of a longer name
+LINE_HEIGHT = 0.18  # inches
+CHARACTER_WIDTH = 0.08  # inches, on average
 MAX_NUMBERED_CELLS = 400  # of a matrix; in smaller cells numbers would overlap
 # Okabe and Ito's colours in an order in which neighbours differ in grey; every line also has its
 # dashes and its marker.
@@ -146,10 +151,36 @@ def clients(runs: "DataFrame") -> "Figure":
             )
             box_artists = itertools.chain.from_iterable(box.values())
             _name(runs, method, points, *box_artists)
-        axis.set_xticks(range(len(names)), [shown(name) for name in names], rotation=30, ha="right")
+        _set_names(axis, names)
         # Every panel has a place for every method, also for one without values in it.
         axis.set_xlim(-0.5, len(names) - 0.5)
+    _make_room(figure, names)
     return figure
+
+
+def _lines_of(name: str) -> list[str]:
+    """A method's name for an axis, in lines of at most `LINE` characters where it has blanks."""
+    lines = wrap(name, LINE, break_long_words=False, break_on_hyphens=False)
+    return [shown(line) for line in lines]
+
+
+def _set_names(axis: "Axes", names: Sequence[str]) -> None:
+    """Name the places 0, 1, … of the horizontal axis; long names stand upright, in lines."""
+    texts = ["\n".join(_lines_of(name)) for name in names]
+    if max(map(len, names)) > SHORT:
+        axis.set_xticks(range(len(names)), texts, rotation=90)
+    else:
+        axis.set_xticks(range(len(names)), texts, rotation=30, ha="right")
+
+
+def _make_room(figure: "Figure", names: Sequence[str]) -> None:
+    """Enlarge a figure whose panels have these names below, if they are long."""
+    if max(map(len, names)) <= SHORT:
+        return
+    most_lines = max(len(_lines_of(name)) for name in names)
+    longest_line = max(len(line) for name in names for line in _lines_of(name))
+    panel_width = max(5.0, 1.0 + LINE_HEIGHT * len(names) * (most_lines + 0.5))
+    figure.set_size_inches(panel_width * len(figure.axes), 4.0 + CHARACTER_WIDTH * longest_line)
 
 
 def decisions(runs: "DataFrame") -> "Figure":

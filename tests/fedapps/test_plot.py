@@ -95,6 +95,21 @@ def test_long_names_stay_within_the_figure(tmp_path):
     assert len(figure.legends[0].texts) == 4
 
 
+def test_long_names_below_an_axis_stay_within_the_figure_and_apart(tmp_path):
+    """As those of runs that differ in many settings: only the last letters of each were shown."""
+    settings = " ".join(f"partition.option-{number}=0.125" for number in range(6))
+    for number in range(5):
+        leave(tmp_path, f"tent adapt-steps={number}", 0, [0.5])
+    runs = read_runs(tmp_path)[0]
+    figure = clients(runs.assign(method=[f"{name} {settings}" for name in runs.method]))
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
+        assert all(0 <= box.y0 < box.y1 <= axis.bbox.y0 for box in boxes)
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+        assert axis.bbox.height > 200  # of dots at 100 an inch
+
+
 def test_accuracy_against_a_swept_key(tmp_path):
     """Means 50 and 70 over seeds at α = 0.1, deviation 20/√2; words beside each other."""
     for alpha, seed, accuracy in ((0.1, 0, 0.5), (0.1, 1, 0.7), (10.0, 0, 0.9)):
@@ -312,6 +327,17 @@ def test_bad_options_are_refused(saved, tmp_path):
     said = fedapps("plot", saved, "confusion", "--run", "afl-seed0", code=2)
     assert "no run 'afl-seed0'; there are fedper-seed0" in said
     assert "--by partition.alpha" in fedapps("plot", saved, "swept", code=2)
+
+
+def test_a_run_that_failed_is_named_where_a_figure_lacks_it(tmp_path):
+    for seed in (0, 1):
+        run = leave(tmp_path / "iid", "fedavg", seed, [0.5], curve=(0.5,))
+    (run / "summary.json").write_text('{"finished": false, "error": "OSError: full"}')
+    output = ["--output", tmp_path / "a.png"]
+    assert "fedavg-seed1 failed: OSError: full" in fedapps(
+        "plot", tmp_path / "iid", "curves", *output
+    )
+    assert "iid: fedavg-seed1 failed: OSError: full" in fedapps("plot", tmp_path, "gain", *output)
 
 
 @pytest.mark.parametrize(
