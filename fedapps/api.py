@@ -88,8 +88,8 @@ def run(
     Ctrl-C and SIGTERM raise KeyboardInterrupt, after a line with the command that continues.
     Raises ValueError for bad input before anything is trained, and RuntimeError, with the reasons,
     if runs failed; `read` then opens the others."""
-    output = Path(output)
-    saved = None if start_from is None else Path(start_from)
+    output = Path(output).expanduser()
+    saved = None if start_from is None else Path(start_from).expanduser()
     given = {key.replace("_", "-"): value for key, value in keywords.items()}
     given |= dict(settings or {})
     arguments = [experiment] if experiment else []
@@ -177,7 +177,7 @@ def _quiet_flower() -> Iterator[None]:
 def read(folder: str | Path) -> "Runs":
     """The runs in a folder that `fedapps run` or `run` wrote to; `problems` names what cannot be
     read. No code that they name is run. Raises ValueError if there is no run."""
-    return Runs(*read_runs(Path(folder)))
+    return Runs(*read_runs(Path(folder).expanduser()))
 
 
 class Runs:

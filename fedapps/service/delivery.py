@@ -137,7 +137,7 @@ class PersonalModel(nn.Module):
         """Write the model, and the predictions of the last inputs, for `fedapps.load_personal`."""
         if self.last is None:
             raise ValueError("the model has had no update since it was loaded; its folder has it")
-        self.last.write(Path(folder))
+        self.last.write(Path(folder).expanduser())
 
 
 def _digits(targets: Targets) -> int:
@@ -386,7 +386,7 @@ def load_personal(folder: str | Path, *, allow: Sequence[str] = ()) -> PersonalM
 
     Raises ValueError if the folder holds none that can go on."""
     external_code.allow(*allow)
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     with opening(folder):
         saved, report = _read_report(folder)
         card = _read_card(folder / DESCRIPTION, saved)

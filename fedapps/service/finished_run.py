@@ -44,7 +44,8 @@ class FinishedRun:
     if it holds none that can be served."""
 
     def __init__(self, folder: str | Path, round: str = "best") -> None:
-        self.folder, self.round = Path(folder).resolve(), round
+        self.folder = Path(folder).expanduser().resolve()
+        self.round = round
         if round not in WHICH:
             raise ValueError(f"unknown round {round!r}; known: {', '.join(WHICH)}")
         if not (self.folder / "config.toml").is_file():

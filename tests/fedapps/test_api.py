@@ -6,6 +6,7 @@ import math
 import pandas
 import pytest
 import torch
+from small_runs import invoke
 
 import fedapps
 
@@ -48,6 +49,26 @@ def test_tables_and_figures(runs):
         runs.plot("pie")
     with pytest.raises(ValueError, match="unknown round 'foo'; known: best, last"):
         runs.clients("foo")
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """It was a folder named ~, which a user may remove with all that the shell calls so."""
+    monkeypatch.setattr("fedapps.api.write_report", lambda *_: None)  # fonts are kept in a home
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    small = SMALL | {"rounds": 1}
+    fedapps.run("fedavg", output="~/runs", **small, **QUIET)
+    model = fedapps.load("~/runs/fedavg-seed0").personalize(torch.rand(4, 1, 8, 8))
+    model.save("~/mine")
+    saved = tmp_path / "home" / "runs"
+    invoke("run", "--from", saved, "--output=~/more", "--engine", "in-process")
+    assert fedapps.read("~/runs").names == ["fedavg-seed0"]
+    with pytest.raises(ValueError, match=f"{tmp_path}/home/mine .*go on"):
+        fedapps.load_personal("~/mine")
+    assert {"runs", "more", "mine"} <= {path.name for path in (tmp_path / "home").iterdir()}
+    assert not list((tmp_path / "work").iterdir())
 
 
 @pytest.mark.parametrize(
