@@ -177,8 +177,12 @@ def _make_room(figure: "Figure", names: Sequence[str]) -> None:
     """Enlarge a figure whose panels have these names below, if they are long."""
     if max(map(len, names)) <= SHORT:
         return
-    most_lines = max(len(_lines_of(name)) for name in names)
-    longest_line = max(len(line) for name in names for line in _lines_of(name))
+    most_lines = 0
+    longest_line = 0
+    for name in names:
+        lines = _lines_of(name)
+        most_lines = max(most_lines, len(lines))
+        longest_line = max(longest_line, *map(len, lines))
     panel_width = max(5.0, 1.0 + LINE_HEIGHT * len(names) * (most_lines + 0.5))
     figure.set_size_inches(panel_width * len(figure.axes), 4.0 + CHARACTER_WIDTH * longest_line)
 

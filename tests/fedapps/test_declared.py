@@ -245,7 +245,7 @@ def test_codes_of_classes_keep_their_zeros(tmp_path):
         ("a,b, a,label\n1,2,3,0\n", "two columns are called 'a'; rename one"),
         ("a|b|label\n1|2|0\n", r"the header is one name.*by commas, semicolons .*not by '\|'"),
         ("0.5,1.5,0\n0.1,0.2,1\n", "the first line holds numbers such as '0.5'; add a line"),
-        ("5,1,1\n4,2,0\n", "the first line holds numbers, of which two are 1; add a line"),
+        ("5,1,1\n4,2,0\n", "the first line holds numbers, and 1 twice; add a line"),
         ("a,b,label\n", "a header and no rows; add a row for each sample"),
         ("a;b;label\n1,5;1.234;0\n2,5;2.345;1\n", "column b has a point .*; write all numbers"),
         ("a,b,outcome\n1,2,0\n2,3,1\n", "holds no labels .*label=NAME.*columns: a, b, outcome"),

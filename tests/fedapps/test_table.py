@@ -245,8 +245,8 @@ def test_of_several_seeds_a_single_finished_one_has_no_error_and_rounds_are_a_ra
 
 
 def test_a_run_that_failed_is_no_silent_part_of_a_mean(tmp_path):
-    """fedavg's mean is of seed 1 alone. All of tent's runs failed, of which its cell tells: that of
-    the first score, also where the number of rounds differs."""
+    """fedavg's mean is of seed 1 alone. All of tent's runs failed, and its cell of the first score
+    says so, also where the number of rounds differs."""
     leave(tmp_path, "fedavg", 1, [0.5], train=[0.25], rounds=3)
     for method, seed, rounds in (("fedavg", 0, 3), ("tent", 0, 4), ("tent", 1, 4)):
         run = leave(tmp_path, method, seed, [1.0], rounds=rounds)

@@ -129,7 +129,7 @@ def _header(text: str, path: Path) -> tuple[list[str], str]:
     for name in names:
         if name.isdecimal() and names.count(name) > 1:
             raise ValueError(
-                f"{path}: the first line holds numbers, of which two are {name}; add a line of the "
+                f"{path}: the first line holds numbers, and {name} twice; add a line of the "
                 "columns' names before it"
             )
         if name and names.count(name) > 1:
