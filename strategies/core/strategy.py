@@ -58,6 +58,7 @@ from strategies.core.run_state import (
     return_client_states,
 )
 from strategies.core.strategy_hooks import StrategyHooks
+from strategies.core.wrapper_noise import too_small_noise
 
 __all__ = ["PersonalizedStrategy", "Stop"]
 
@@ -402,23 +403,9 @@ class PersonalizedStrategy(StrategyHooks):
             )
 
     def _warn_of_noise(self, updates: Sequence[Update], num_asked: int) -> None:
-        """Warn, once for each reason, where the noise that a wrapper adds protects nobody as much
-        as it promises: it is made for the plain mean over all clients that were asked."""
-        reasons: dict[str, str] = {}
-        weights = [update.num_examples for update in updates]
-        if weights and min(weights) < max(weights):
-            key = self.weighted_by_key
-            reasons["weights"] = (
-                f"the mean weighs clients by {key}, here {min(weights):g} to {max(weights):g}; let "
-                "every client send 1 under another name, and give this name as weighted_by_key="
-            )
-        if len(updates) < num_asked:
-            reasons["dropped"] = (
-                f"{len(updates)} of {num_asked} replies are valid, so that each counts more"
-            )
+        """Warn, once for each reason, where the noise of a wrapper would be too small."""
         robust = getattr(self, "robust", "none")
-        if robust != "none":
-            reasons["robust"] = f"robust is {robust!r}, which is no mean; leave it out"
+        reasons = too_small_noise(updates, num_asked, self.weighted_by_key, robust)
         for kind, reason in reasons.items():
             if kind in self._noise_warnings:
                 continue
