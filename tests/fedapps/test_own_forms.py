@@ -478,6 +478,18 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
+def check_said_of_evaluation(network, said, caplog, monkeypatch):
+    """That training such a network logs lines about evaluation mode with the words `said`, one line
+    for each."""
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    trained(((X, Y), (X, Y)), network)
+    lines = [r.getMessage() for r in caplog.records if "evaluation mode" in r.getMessage()]
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert words in line
+
+
 @pytest.mark.parametrize(
     ("network", "said"),
     [
@@ -487,13 +499,7 @@ class Counting(nn.Linear):
     ],
 )
 def test_a_network_that_its_passes_change_is_said(network, said, caplog, monkeypatch):
-    monkeypatch.setattr(once, "_said", set())
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    trained(((X, Y), (X, Y)), network)
-    lines = [r.getMessage() for r in caplog.records if "evaluation mode" in r.getMessage()]
-    assert len(lines) == len(said)
-    for line, words in zip(lines, said, strict=True):
-        assert words in line
+    check_said_of_evaluation(network, said, caplog, monkeypatch)
 
 
 def test_dropout_in_evaluation_is_said(caplog, monkeypatch):
@@ -530,13 +536,7 @@ class MinusMean(nn.Linear):
     ],
 )  # fmt: skip
 def test_inputs_that_change_each_others_outputs_are_said(network, said, caplog, monkeypatch):
-    monkeypatch.setattr(once, "_said", set())
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    trained(((X, Y), (X, Y)), network)
-    lines = [r.getMessage() for r in caplog.records if "evaluation mode" in r.getMessage()]
-    assert len(lines) == len(said)
-    for line, words in zip(lines, said, strict=True):
-        assert words in line
+    check_said_of_evaluation(network, said, caplog, monkeypatch)
 
 
 @pytest.mark.parametrize(
