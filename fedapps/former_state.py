@@ -1,11 +1,12 @@
 """The state of an earlier run, from which `server_app(former=…)` continues."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from strategies.core.privacy import checked
+from fedapps.methods import METHODS
+from strategies.core.privacy import Privacy, checked
 
 EXPECTED = (
     "give the strategy.state() of an earlier run, which `then=` gets; trained weights alone belong "
@@ -44,3 +45,27 @@ def spent_before(former: Mapping[str, Any], dp: str) -> dict[str, Any]:
             "starts from it; leave former out, or dp"
         )
     return checked(spent, "former['privacy']")
+
+
+def notes_on(
+    former: Mapping[str, Any], method: str, rounds: int, privacy: Privacy | None
+) -> Iterator[str]:
+    """What a run of `rounds` rounds that continues from `former` should say: that nothing is left
+    to train, that clients may lack what they kept, and that the ε of `former` no longer holds."""
+    done = rounds_of(former)
+    if done >= rounds:
+        yield (
+            f"nothing is trained: former has had {done} rounds, and rounds={rounds} counts them; "
+            f"for {rounds} further rounds write rounds={done + rounds}"
+        )
+    if METHODS[method].client.needs_state:
+        yield (
+            f"clients of {method} keep a state of their own, which former does not hold: each "
+            "finds it in its node's state-dir, or begins without it where the node configuration "
+            "names none, as in Flower's simulation"
+        )
+    if former.get("privacy") and privacy is None:
+        yield (
+            "former was trained with differential privacy, and dp is 'none' here: its ε does not "
+            "hold for what is trained from now on"
+        )

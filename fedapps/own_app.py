@@ -33,7 +33,7 @@ from fedapps.component_settings import (
     spent_budget,
 )
 from fedapps.engines.in_process_grid import respond
-from fedapps.former_state import check_former, rounds_of
+from fedapps.former_state import check_former, notes_on
 from fedapps.methods import METHODS
 from fedapps.node.bridge import register
 from fedapps.node.mods import checked_mods
@@ -238,20 +238,8 @@ def server_app(
         }
         if former is not None:
             options["former"] = former
-            done = rounds_of(former)
-            if done >= num_rounds:
-                log(
-                    WARNING, "nothing is trained: former has had %s rounds, and rounds=%s counts "
-                    "them; for %s further rounds write rounds=%s",
-                    done, num_rounds, num_rounds, done + num_rounds,
-                )  # fmt: skip
-            if entry.client.needs_state:
-                log(
-                    WARNING, "clients of %s keep a state of their own, which former does not hold: "
-                    "each finds it in its node's state-dir, or begins without it where the node "
-                    "configuration names none, as in Flower's simulation",
-                    method,
-                )  # fmt: skip
+            for note in notes_on(former, method, num_rounds, privacy):
+                log(WARNING, "%s", note)
         if check_scaling(config, privacy):
             options["column_encoder"] = ColumnEncoder(method, whole, str(config["missing"]))
         if "evaluate-novel" not in keys:

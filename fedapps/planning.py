@@ -1,7 +1,7 @@
 """How a run is planned: its options are read, checked and turned into jobs, before work begins."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,7 +112,8 @@ def configured(
     labels = combinations(methods, experiment.grid, experiment.settings)
     for note in check_read(config, experiment.settings, labels, experiment.from_file):
         say(make_console(stderr=True), note)
-    check_companions(config, experiment.settings, labels, experiment.from_file)
+    given = _without_undone(experiment.settings, config, base)
+    check_companions(config, given, labels, experiment.from_file)
     runs = []
     for label in labels:
         run_config = Variant.parse(label).apply(config)
@@ -132,6 +133,22 @@ def configured(
             text = _default_partition(str(config["partition"]))
         say(make_console(stderr=True), text)
     return config, labels
+
+
+def _without_undone(settings: "Config", config: "Config", base: "Config | None") -> Collection[str]:
+    """The keys of the settings but those that take back what the saved run `base` has: beside a
+    setting that is off they are at their defaults, and must be."""
+    from fedapps.settings.config import defaults
+
+    if base is None:
+        return settings
+    by_default = defaults()
+    given = []
+    for key in settings:
+        is_undone = key in base and base[key] != config[key] == by_default.get(key)
+        if not is_undone:
+            given.append(key)
+    return given
 
 
 def _by_owner(config: "Config", owner: str, experiment: Experiment) -> "tuple[Config, str]":
@@ -321,6 +338,24 @@ def start_from(
         if finished(Path(start)) is None:
             note = f"{start} has not finished: its best model so far is taken"
             say(make_console(stderr=True), note)
+    for note in sorted(set(map(_private_before, jobs))):
+        if note:
+            say(make_console(stderr=True), note)
+
+
+def _private_before(job: "Job") -> str:
+    """A sentence if the run from which the job starts is private, and the job trains without
+    privacy; else ""."""
+    from fedapps.files import PRIVACY
+
+    start = Path(str(job.config["from-dir"]))
+    is_trained = bool(job.config["rounds"]) and job.config["dp"] == "none"
+    if not is_trained or not (start / PRIVACY).is_file():
+        return ""
+    return (
+        f"{start} was trained with differential privacy, and dp is 'none' here: the ε of that run "
+        "does not hold for what is trained from now on"
+    )
 
 
 @torch_defaults()

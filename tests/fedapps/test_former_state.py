@@ -74,6 +74,14 @@ def test_no_epsilon_holds_for_a_model_that_was_trained_without():
             ended(2, former=state, **CENTRAL)
 
 
+def test_a_private_run_that_goes_on_without_privacy_says_so(caplog):
+    former = ended(1, **CENTRAL)[1].state()
+    ended(2, former=former, **CENTRAL)
+    assert "its ε does not hold" not in caplog.text
+    ended(2, former=former)
+    assert "former was trained with differential privacy, and dp is 'none'" in caplog.text
+
+
 ARRAYS = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
 
 

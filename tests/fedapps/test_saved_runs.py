@@ -248,3 +248,21 @@ def test_a_saved_run_is_not_scored_by_what_it_was_trained_on(tmp_path):
     fedapps("run", "--from", turned, "partition.novel-angles=90", *end)
     assert json.loads((later / "fedavg-seed0" / "summary.json").read_text())["rounds"] == 0
     assert "were trained on" in fedapps("run", "--from", turned, "data-seed=1", *end, code=2)
+
+
+def test_a_private_run_goes_on_without_privacy_and_says_so(tmp_path):
+    """dp=none was refused since dp-epsilon is 8, and dp-epsilon=0 beside it since dp is none."""
+    first = tmp_path / "first"
+    start, engine = first / "fedavg-seed0", ["--engine", "in-process", "--output"]
+    fedapps("run", "--methods", "fedavg", *SMALL, "dp=central", "dp-epsilon=8", "--output", first)
+    without = ["dp=none", "dp-epsilon=0"]
+    got = fedapps("run", "--from", start, *without, "rounds=2", *engine, tmp_path / "later")
+    assert f"{start} was trained with differential privacy, and dp is 'none' here" in got
+    # Neither where nothing is trained, nor with privacy.
+    got = fedapps("run", "--from", start, *without, *engine, tmp_path / "evaluated")
+    assert "was trained with differential privacy" not in got
+    got = fedapps("run", "--from", start, "rounds=2", "dp-epsilon=20", *engine, tmp_path / "both")
+    assert "was trained with differential privacy" not in got
+    # What the saved run does not have is still refused.
+    got = fedapps("run", "--from", start, *without, "dp-clip=3", *engine, tmp_path / "x", code=2)
+    assert "dp-clip=3.0 changes nothing here" in got
