@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from torch import nn
 
 from clients.core.decision.changes import left_out_changes, named_changes
-from clients.core.decision.choice import candidates_of, names_in, rounded_up, smallest_alpha
+from clients.core.decision.choice import (
+    allowed_share,
+    candidates_of,
+    names_in,
+    rounded_up,
+    smallest_alpha,
+)
 from clients.core.decision.explanation import NONE
 from clients.core.decision.inner_values import buffers_of, is_readable, layers_with_statistics
 from clients.core.decision.played import SIZES
@@ -29,6 +35,7 @@ def on_players(
     notes = []
     count = sum(players)
     smallest = smallest_alpha(count)
+    alpha = allowed_share(alpha, count)
     if count and alpha < smallest:
         verb = "plays" if count == 1 else "play"
         notes.append(

@@ -32,6 +32,7 @@ from clients.core.decision.choice import (
     NEVER,
     Rule,
     able_in,
+    allowed_share,
     candidates_of,
     num_features,
     rounded_up,
@@ -102,9 +103,9 @@ class Unanswered(Exception):
 
 class Auto(FedAvg):
     """Makes the rule from what the training clients answer. `alpha` is the share of harmed clients
-    that the guard allows among clients like the played ones. `network` is the clients' one, by
-    which the server knows batch normalisation from other layers with running statistics; without it
-    all such layers count as batch normalisation."""
+    that the guard allows among clients like the played ones (`allowed_share`). `network` is the
+    clients' one, by which the server knows batch normalisation from other layers with running
+    statistics; without it all such layers count as batch normalisation."""
 
     requires = Requirement(
         "auto",
@@ -118,10 +119,10 @@ class Auto(FedAvg):
     candidates = CANDIDATES
     plays = PLAYS
     alpha = setting(
-        0.05,
+        0.0,
         "share of clients that a choice may harm by over a point; at least 1/(N + 1) with N "
-        "training clients",
-        "(0, 1)",
+        "training clients; 0 stands for 0.025, or for 1/(N + 1) of 19 to 38 clients",
+        "[0, 1)",
         evaluation=True,
     )
 
@@ -152,10 +153,11 @@ class Auto(FedAvg):
     def check_training_clients(self, count: int) -> None:
         """Raise ValueError if α is smaller than so many clients can certify."""
         smallest = smallest_alpha(count)
-        if self.alpha < smallest:
-            enough = math.ceil(1 / self.alpha) - 1
+        alpha = allowed_share(self.alpha, count)
+        if alpha < smallest:
+            enough = math.ceil(1 / alpha) - 1
             raise ValueError(
-                f"auto.alpha is {self.alpha:g}; {count} training clients certify no share of "
+                f"auto.alpha is {alpha:g}; {count} training clients certify no share of "
                 f"harmed clients below 1/({count} + 1): write "
                 f"auto.alpha={rounded_up(smallest):g}, or take {enough} training clients"
             )
@@ -425,8 +427,8 @@ class _Exchanges:
 
     def guard_of(self, regime: int, sums: Arrays) -> float:
         """k of the regime; where there is none the run says why."""
-        alpha = self.strategy.alpha
         clients = float(sums["clients"][regime])
+        alpha = allowed_share(self.strategy.alpha, clients)
         corrected = sums["corrected"][regime]
         words = REGIME_WORDS[regime]
         if clients and not able_in(regime, self.candidates).any():

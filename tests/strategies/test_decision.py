@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy
 
-from clients.core.decision.choice import NEVER, UNBOUNDED, smallest_alpha
+from clients.core.decision.choice import NEVER, UNBOUNDED, allowed_share, smallest_alpha
 from clients.core.decision.logistic import gradient_and_hessian, probabilities
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, WIN_RATES, Grid
 from strategies.maths import decision
@@ -147,6 +147,26 @@ def test_no_smaller_share_than_one_client_of_all_is_certified():
     assert decision.least_guard(none, some, 19, 0.05) == 0
     assert decision.least_guard(none, some, 18, 0.05) == NEVER
     assert smallest_alpha(19) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("clients", "share"), [(0, 0.05), (10, 0.05), (19, 0.05), (24, 0.04), (39, 0.025), (500, 0.025)]
+)
+def test_the_default_share_is_half_of_the_limit_or_what_the_clients_certify(clients, share):
+    assert allowed_share(0.0, clients) == pytest.approx(share)
+    assert allowed_share(0.1, clients) == 0.1
+    # What the clients certify without a harmed newcomer, they may choose by.
+    none = np.zeros(len(GUARDS))
+    k = decision.least_guard(none, none + 1, clients, allowed_share(0.0, clients))
+    assert k == (0 if clients >= 19 else NEVER)
+
+
+def test_a_sample_of_later_clients_seldom_exceeds_the_limit():
+    """Of 90 clients more than 5 % are harmed with a probability of 0.08 where the share is the
+    default, and of 0.47 where it is 5 %."""
+    exceeds = scipy.stats.binom(90, allowed_share(0.0, 90)).sf
+    assert exceeds(0.05 * 90) == pytest.approx(0.0755, abs=1e-4)
+    assert scipy.stats.binom(90, 0.05).sf(0.05 * 90) == pytest.approx(0.4703, abs=1e-4)
 
 
 def test_the_guard_keeps_its_promise_for_exchangeable_clients():
