@@ -12,7 +12,7 @@ the rounds, as Flower or a wrapper calls them. A run calls, in this order:
 
 The other files of this folder have one subject each: the roster of nodes (`roster`), replies
 (`receiver`), their checks (`reply_checks`) and limits (`limits`), metrics (`evaluation`), saved
-state (`run_state`) and privacy (`privacy`)."""
+state (`run_state`), privacy (`privacy`) and wrappers (`wrapper_checks`)."""
 
 import time
 from collections import Counter
@@ -58,7 +58,6 @@ from strategies.core.run_state import (
     return_client_states,
 )
 from strategies.core.strategy_hooks import StrategyHooks
-from strategies.core.wrapper_noise import too_small_noise
 
 __all__ = ["PersonalizedStrategy", "Stop"]
 
@@ -134,7 +133,7 @@ class PersonalizedStrategy(StrategyHooks):
                 "client has its own; leave it out and read the clients' evaluations"
             )
         if type(self).aggregate_train is not PersonalizedStrategy.aggregate_train:
-            self._check_own_rounds()
+            self.wrapper_checks.check_rounds()
         self.construction.begin(self)
         self.grid = grid
         self.num_rounds = num_rounds
@@ -325,9 +324,9 @@ class PersonalizedStrategy(StrategyHooks):
     ) -> Iterable[Message]:
         """Messages to the sampled training nodes."""
         if not self.runs_own_loop and server_round == 1:
-            self._check_own_rounds()
+            self.wrapper_checks.check_rounds()
             self.construction.begin(self)  # a wrapper's run begins
-            self._warn_of_last_round()
+            self.wrapper_checks.warn_of_last_round()
         self.now = now = Round(server_round)
         self.grid = grid
         self._accept(arrays)
@@ -338,7 +337,7 @@ class PersonalizedStrategy(StrategyHooks):
             nodes = [node for node in self.sample() if node not in busy]
             now.payloads = self.broadcast(self.arrays, nodes)
         if not self.runs_own_loop:
-            self._check_wrapped(arrays, now.payloads.values())
+            self.wrapper_checks.check_payloads(arrays, now.payloads.values())
         entries = dict(config) | self.message_config()
         if self.privacy is not None:
             self.privacy.spend(list(now.payloads))  # before any message is sent
@@ -351,83 +350,6 @@ class PersonalizedStrategy(StrategyHooks):
         }
         now.end_phase("send")
         return [message for message, _ in now.sent]
-
-    def _check_own_rounds(self) -> None:
-        """Raise ValueError for settings of rounds that another loop runs, or reads the replies
-        of."""
-        if self.late.active:
-            raise ValueError(
-                f"{type(self).__name__} has round_quorum {self.round_quorum:g}, round_deadline "
-                f"{self.round_deadline:g} or latency, but another loop waits for its replies: call "
-                "its own start, without an aggregate_train of yours, or leave them out"
-            )
-
-    def _check_wrapped(self, record: ArrayRecord, payloads: Collection[Arrays]) -> None:
-        """Raise ValueError unless a wrapper can protect the strategy.
-
-        A wrapper clips arrays and adds noise by their position in its `record`. So clients must get
-        and return arrays of the same names, order and shapes."""
-        name = type(self).__name__
-        if self.keeps_arrays:
-            why = "its arrays stay on the server, where no wrapper can add noise to them"
-        elif self.requires is not None and self.requires.needs_exchanges:
-            why = f"its clients {self.requires.behaviour}, which no wrapper clips"
-        elif not self._are_like(record, payloads):
-            why = "its clients do not get and return the very arrays that a wrapper clips"
-        else:
-            return
-        raise ValueError(
-            f"{name} cannot run inside another strategy, such as Flower's privacy wrappers: {why}. "
-            f"Call {name}.start itself; for its own privacy see docs/concepts/privacy.md"
-        )
-
-    def _are_like(self, record: ArrayRecord, payloads: Collection[Arrays]) -> bool:
-        """Whether payloads and expected replies have the names, order and shapes of the record."""
-        needed = [(name, tuple(array.shape)) for name, array in record.items()]
-        for sent in payloads:
-            for arrays in (sent, self.expected(sent) or {}):
-                if [(name, array.shape) for name, array in arrays.items()] != needed:
-                    return False
-        return True
-
-    def _warn_of_last_round(self) -> None:
-        """Warn if a wrapper's last round may not be evaluated."""
-        if self.evaluate_every > 1:
-            log(
-                WARNING,
-                "%s runs inside another strategy, which does not say which round is the last: with "
-                "evaluate_every=%s the last round may not be evaluated; leave it out to evaluate "
-                "every round",
-                type(self).__name__,
-                self.evaluate_every,
-            )
-
-    def _warn_of_noise(self, updates: Sequence[Update], num_asked: int) -> None:
-        """Warn, once for each reason, where the noise of a wrapper would be too small."""
-        robust = getattr(self, "robust", "none")
-        reasons = too_small_noise(updates, num_asked, self.weighted_by_key, robust)
-        for kind, reason in reasons.items():
-            if kind in self._noise_warnings:
-                continue
-            self._noise_warnings.add(kind)
-            log(
-                WARNING,
-                "round %s: %s runs inside another strategy. If that adds noise, as Flower's "
-                "privacy wrappers do, the noise is too small and its ε does not hold: %s",
-                self.round,
-                type(self).__name__,
-                reason,
-            )
-
-    def _warn_of_skipped_round(self) -> None:
-        """Warn that a wrapper did not pass on the replies of the round."""
-        log(
-            WARNING,
-            "round %s: the strategy around %s aggregates nothing, as Flower's privacy wrappers do "
-            "where a client fails or too few answer; the model stays that of the round before",
-            self.round,
-            type(self).__name__,
-        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -449,7 +371,7 @@ class PersonalizedStrategy(StrategyHooks):
         self._stop_on_failure()
         self._stop_on_few(updates)
         if not self.runs_own_loop:
-            self._warn_of_noise(updates, num_asked)
+            self.wrapper_checks.warn_of_noise(updates, num_asked)
         started_from = [now.payloads[update.node] for update in updates]
         updates = self.to_server_names(updates, started_from)[0]
         # Free the sent models: they use twice the memory of the replies.
@@ -617,7 +539,7 @@ class PersonalizedStrategy(StrategyHooks):
         """Messages to the run's sample of nodes, in the rounds that evaluate."""
         now = self.now
         if now.training and not self.runs_own_loop:
-            self._warn_of_skipped_round()
+            self.wrapper_checks.warn_of_skipped_round()
             now.training = False
         now.number = server_round
         self.grid = grid

@@ -47,6 +47,7 @@ from strategies.core.replies import Node, Requirement, Update
 from strategies.core.roster import Roster
 from strategies.core.round_state import Request, Round, Sent
 from strategies.core.run_state import client_states, in_order_of
+from strategies.core.wrapper_checks import WrapperChecks
 
 # Aggregates the metrics of several replies; the text is the name of the metric that weighs them. As
 # `train_metrics_aggr_fn` of Flower's FedAvg.
@@ -289,9 +290,9 @@ class StrategyHooks(Configured, Strategy, metaclass=Rebuilding):
             strategy=type(self).__name__,
         )
         self._evaluation = Evaluation(self)
+        self.wrapper_checks = WrapperChecks(self)
         self._accepted: ArrayRecord | None = None  # the last record that Flower passed
         self._record: ArrayRecord | None = None  # of `arrays`; None if it is not made yet
-        self._noise_warnings: set[str] = set()  # reasons that the log has, inside a wrapper
 
     @property
     def round(self) -> int:
