@@ -194,27 +194,28 @@ def server_app(
     input tensors `shape` is a dict of shapes by keyword, or a tuple of shapes.
     ``task=`` is that of the clients.
 
-    It runs `rounds` rounds once `min_available_nodes` have joined, and passes the result to `then`.
-    0 stands for ``num-server-rounds`` and ``min-available-nodes`` of the run's configuration, else
-    for 3 rounds and 2 nodes. Before each round it waits `wait` seconds for so many nodes, and ends
-    with an error if fewer are there. `on_round` gets each round's report and the strategy, whose
-    ``state()`` it may write: `former` is that of an earlier run, also of one that has failed, which
-    this one continues; `rounds` counts its rounds, and ε covers them, too. Every round is evaluated
-    unless `evaluate_every` says otherwise. `settings` are those that the method's strategy reads;
-    those that clients read must be equal in `client_app`, ``task=`` and ``standardize=`` among
-    them. With ``dp="central"`` the server clips and noises the mean over `num_clients` users; with
-    ``dp="local"`` it asks the clients for noise.
-    ``strategy.privacy.report()`` then has ε and its terms, which are also logged at the end.
+    It runs `rounds` rounds and passes the result to `then`. Before each round it waits up to `wait`
+    seconds for `min_available_nodes` nodes; it ends with an error if fewer are connected. With 0
+    both numbers are those of the run's configuration (``num-server-rounds``,
+    ``min-available-nodes``), else 3 rounds and 2 nodes. Every round is evaluated unless
+    `evaluate_every` says otherwise.
+
+    `on_round` gets each round's report and the strategy, whose ``state()`` it may write. A later
+    run, also after a failure, continues from such a state, given as `former`; `rounds` and ε
+    include the rounds of the earlier run.
+
+    `settings` are those that the method's strategy reads. Settings that clients read as well, such
+    as ``task=`` and ``standardize=``, must be equal in `client_app`. With ``dp="central"`` the
+    server clips and noises the mean over `num_clients` users; with ``dp="local"`` it asks the
+    clients for noise. ``strategy.privacy.report()`` then has ε and its terms, which are also logged
+    at the end.
 
     Raises ValueError for an unknown method, and for a setting that the app does not carry out."""
     entry = METHODS[check_method(method)]
     own, own_keys = configuration(method, settings)
     check_carried_out("server_app", method, own, own_keys)
     check_users(method, own, own_keys)
-    check_count("rounds", rounds, "server_app")
-    check_count("min_available_nodes", min_available_nodes, "server_app")
-    if not isinstance(wait, int | float) or not wait >= 0:
-        raise ValueError(f"wait is {wait!r:.80}; it must be a number of seconds from 0")
+    _check_numbers(rounds, min_available_nodes, wait)
     if former is not None:
         check_former(former)
     # Raises for bad settings before the app starts.
@@ -260,3 +261,11 @@ def server_app(
             then(result, strategy)
 
     return app
+
+
+def _check_numbers(rounds: Any, min_available_nodes: Any, wait: Any) -> None:
+    """Raise ValueError for numbers of `server_app` that are out of range."""
+    check_count("rounds", rounds, "server_app")
+    check_count("min_available_nodes", min_available_nodes, "server_app")
+    if not isinstance(wait, int | float) or not wait >= 0:
+        raise ValueError(f"wait is {wait!r:.80}; it must be a number of seconds from 0")

@@ -57,15 +57,7 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client, config, names, arrays = called(message, context)
-        if isinstance(client, NumPyClient):
-            result = client.fit(arrays, config)
-            trained, count, metrics = _three(result, "fit", "arrays")
-        else:
-            result = client.fit(FitIns(ndarrays_to_parameters(arrays), config))
-            _check(result)
-            trained = parameters_to_ndarrays(result.parameters)
-            count = result.num_examples
-            metrics = result.metrics
+        trained, count, metrics = _fit(client, arrays, config)
         if len(trained) != len(names):
             raise ValueError(f"fit got {len(names)} arrays and returned {len(trained)}")
         records = {"arrays": to_record(dict(zip(names, trained, strict=True)))}
@@ -74,15 +66,7 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         client, config, _, arrays = called(message, context)
-        if isinstance(client, NumPyClient):
-            result = client.evaluate(arrays, config)
-            loss, count, metrics = _three(result, "evaluate", "the loss")
-        else:
-            result = client.evaluate(EvaluateIns(ndarrays_to_parameters(arrays), config))
-            _check(result)
-            loss = result.loss
-            count = result.num_examples
-            metrics = result.metrics
+        loss, count, metrics = _evaluate(client, arrays, config)
         # The client's own "loss" counts.
         return _reply(message, "evaluate", {LOSS: loss} | dict(metrics or {}), count, {})
 
@@ -90,9 +74,8 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
 
 
 def _takes_cid(client_fn: Callable[[Any], Any]) -> bool:
-    """Whether it takes a ``cid``, and no Context. Raises ValueError if it needs more, or nothing.
-
-    Parameters with a default do not count, such as those that functools.partial has given."""
+    """Whether it takes a ``cid`` in place of a Context. Raises ValueError if it takes nothing, or
+    has two or more parameters without a default."""
     parameters = list(inspect.signature(client_fn).parameters.values())
     needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
     if len(needed) > 1 or not parameters:
@@ -102,20 +85,40 @@ def _takes_cid(client_fn: Callable[[Any], Any]) -> bool:
     return first.name == "cid" or first.annotation in (str, "str")
 
 
-def _three(result: Any, method: str, first: str) -> tuple[Any, Any, Any]:
+def _fit(client: Any, arrays: list[Any], config: Any) -> tuple[Sequence[Any], Any, Any]:
+    """The trained arrays, the number of samples, and the metrics, None if there are none."""
+    if isinstance(client, NumPyClient):
+        return _three_values(client.fit(arrays, config), "fit", "arrays")
+    result = client.fit(FitIns(ndarrays_to_parameters(arrays), config))
+    _check_status(result)
+    return parameters_to_ndarrays(result.parameters), result.num_examples, result.metrics
+
+
+def _evaluate(client: Any, arrays: list[Any], config: Any) -> tuple[Any, Any, Any]:
+    """The loss, the number of samples, and the metrics, None if there are none."""
+    if isinstance(client, NumPyClient):
+        return _three_values(client.evaluate(arrays, config), "evaluate", "the loss")
+    result = client.evaluate(EvaluateIns(ndarrays_to_parameters(arrays), config))
+    _check_status(result)
+    return result.loss, result.num_examples, result.metrics
+
+
+def _three_values(result: Any, method: str, first: str) -> tuple[Any, Any, Any]:
     """What a NumPyClient's method has returned. Raises ValueError unless it is three values."""
-    if not isinstance(result, tuple | list) or len(result) != 3:
-        given = type(result).__name__
-        if isinstance(result, tuple | list):
-            given = f"{len(result)} values"
-        raise ValueError(
-            f"{method} returned {given}; it must return {first}, the number of samples, and a dict "
-            "of metrics"
-        )
-    return result[0], result[1], result[2]
+    if isinstance(result, tuple | list):
+        if len(result) == 3:
+            return result[0], result[1], result[2]
+        returned = f"{len(result)} values"
+    else:
+        returned = type(result).__name__
+    raise ValueError(
+        f"{method} returned {returned}; it must return {first}, the number of samples, and a dict "
+        "of metrics"
+    )
 
 
-def _check(result: Any) -> None:
+def _check_status(result: Any) -> None:
+    """Raise RuntimeError, with the client's reason, for a reply that is an error."""
     if result.status.code != Code.OK:
         reason = result.status.message or f"the client answered {result.status.code.name}"
         raise RuntimeError(reason)
@@ -129,8 +132,9 @@ def _reply(
     records: dict[str, Any],
 ) -> Message:
     """A reply with `records`, the numbers of `metrics`, and the client's `count` of samples, by
-    which the server weighs; a record of metrics holds nothing but numbers. The log names, once,
-    other metrics that are no texts. Raises ValueError for a count that is no number."""
+    which the server weighs. A MetricRecord holds numbers alone: other metrics are left out, which
+    is logged once, except for texts and truth values. Raises ValueError for a count that is no
+    number."""
     numbers: dict[str, Any] = {}
     for name, value in (metrics or {}).items():
         number = _number(value)
