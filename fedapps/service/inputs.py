@@ -109,7 +109,7 @@ def read_input_files(path: Path, card: Card) -> Inputs:
     raw = read_files(
         path,
         side,
-        whole=True,
+        later=True,
         label=card.label,
         task=card.task,
         inputs=declared,

@@ -61,9 +61,10 @@ def of_task(
 
 
 def of_later(given: Any, source: str, task: str, notes: list[str]) -> np.ndarray | None:
-    """Labels of a later client as `of_task` has them, whose samples may lack one: these have
-    `LACKING` in place of a class, "" of a text, and NaN of a number. None if all lack one. How many
-    do is added to `notes`."""
+    """Labels of a later client, as `of_task` has them; None if no sample has a label.
+
+    A sample without a label gets `LACKING` where labels are classes, "" where they are texts, and
+    NaN where they are numbers. The number of these samples is added to `notes`."""
     rows = np.asarray(given)
     lacking = lacks_label(rows)
     if not lacking.any():

@@ -54,7 +54,7 @@ def test_arrays_are_refused_before_they_are_unpacked(name, tmp_path, monkeypatch
             read_input_files(tmp_path / name, CARD)
     monkeypatch.setenv(VARIABLE, "0.003")
     with pytest.raises(ValueError, match=r"mine takes 0.016 GB"):
-        scaled_pixels(np.zeros((125_000, 16), np.int8), "mine", whole=True)
+        scaled_pixels(np.zeros((125_000, 16), np.int8), "mine", later=True)
     assert len(read_files(tmp_path / name).x) == 125_000
     with pytest.raises(ValueError, match=r"the model's answer to 125000 samples takes 0.035 GB"):
         read_input_files(tmp_path / name, CARD)

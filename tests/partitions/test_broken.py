@@ -151,6 +151,6 @@ def test_each_split_of_arrays_has_its_share(tmp_path):
 
 def test_a_later_clients_rows_keep_their_numbers(tmp_path):
     """A later client needs no labels: only rows 2 and 4 cannot be used."""
-    raw = read_files(gaps(tmp_path, y=np.zeros(40)), whole=True, skip=0.05)
+    raw = read_files(gaps(tmp_path, y=np.zeros(40)), later=True, skip=0.05)
     assert raw.rows == tuple(row for row in range(40) if row not in (2, 4))
     assert len(raw.x) == len(raw.y) == 38

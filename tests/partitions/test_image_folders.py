@@ -129,7 +129,7 @@ def test_a_level_that_images_lack_is_refused_by_file(tmp_path):
 
 def test_a_later_clients_images_need_no_folders(tmp_path):
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
-    raw = read_files(tmp_path, whole=True, label="folder:1")
+    raw = read_files(tmp_path, later=True, label="folder:1")
     assert not raw.labeled and raw.y.tolist() == [-1]
 
 

@@ -112,8 +112,8 @@ def test_inputs_that_are_not_what_was_declared_are_refused(tmp_path, x, inputs, 
 def test_bytes_stored_as_floats_are_bytes_for_a_later_client_as_in_training(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (5, 1, 4, 4)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x, y=[0, 1, 0, 1, 0])
-    for whole in (False, True):
-        read = read_files(tmp_path / "d.npz", whole=whole)
+    for later in (False, True):
+        read = read_files(tmp_path / "d.npz", later=later)
         assert read.x.dtype == np.uint8 and (read.x == x).all()
 
 
@@ -129,7 +129,7 @@ def test_whole_numbers_0_and_1_are_truth_values(tmp_path, caplog, dtype, shape):
     found = federation.share(0).train[:][0].numpy()
     assert found.reshape(len(rows), -1).tolist() == x[rows].reshape(len(rows), -1).tolist()
     np.save(tmp_path / "dark.npy", x)  # of a later client
-    later = read_files(tmp_path / "dark.npy", whole=True)
+    later = read_files(tmp_path / "dark.npy", later=True)
     assert later.x.dtype.kind in "iu"
 
 

@@ -38,7 +38,7 @@ def test_whole_numbers_up_to_255_in_images_are_bytes(tmp_path, caplog, kind):
     assert (described(config).scale, configured(config).x.numpy().dtype) == (255, np.uint8)
     assert "images hold whole numbers up to 51; they are divided by 255" in caplog.text
     assert (
-        scaled_pixels(x, "mine", whole=True).dtype == np.int64
+        scaled_pixels(x, "mine", later=True).dtype == np.int64
     )  # a later client's, on a run's scale
 
 

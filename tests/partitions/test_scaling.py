@@ -126,6 +126,6 @@ def test_large_whole_numbers_keep_their_digits(tmp_path, dtype, kind, later):
     if kind == SIGNAL:
         x = x[:, :, None]
     np.savez(tmp_path / "d.npz", x=x, y=np.arange(40) % 2)
-    raw = read_files(tmp_path / "d.npz", inputs=kind, whole=later)
+    raw = read_files(tmp_path / "d.npz", inputs=kind, later=later)
     assert raw.x[:, 0].astype(np.int64).flatten().tolist() == seconds.tolist()
     assert torch.from_numpy(raw.x).dtype == torch.float64

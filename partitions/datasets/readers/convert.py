@@ -34,21 +34,21 @@ logger = logging.getLogger(__name__)
 
 
 def as_inputs(
-    x: np.ndarray, source: Path | str, whole: bool, notes: list[str], declared: str = AUTO
+    x: np.ndarray, source: Path | str, later: bool, notes: list[str], declared: str = AUTO
 ) -> tuple[np.ndarray, Description]:
     """Inputs in the form that datasets have, and what they are: as `declared`, or what their axes
     and type leave no choice of.
 
-    Tokens are int64. Vectors and signals of float64 stay so, since they are scaled by column, and
-    whole numbers become so where float32 would round them. Whole numbers 0
-    and 1 alone are truth values, as float32. Other inputs as `scaled_pixels`. With `whole`, the
-    axes of a later client's inputs decide. Raises ValueError for inputs with several readings, and
-    for those that are not what was declared."""
+    Tokens are int64. Vectors and signals of float64 stay float64, since they are scaled by column.
+    Their whole numbers become float64 where float32 would round them. Inputs of whole numbers 0 and
+    1 alone are truth values, as float32. Other inputs are as `scaled_pixels` makes them. With
+    `later`, for a later client, the axes decide. Raises ValueError for inputs with several
+    readings, and for those that are not what was declared."""
     x = _numbers(x, source)
     if x.ndim and not len(x):
         raise ValueError(f"{source}: inputs have the shape {x.shape}; give at least one sample")
-    kind = _kind(x, source, declared, whole)
-    if declared == AUTO and not whole and _may_be_tokens(x, kind):
+    kind = _kind(x, source, declared, later)
+    if declared == AUTO and not later and _may_be_tokens(x, kind):
         notes.append(
             f"{source}: inputs are decimals that are whole numbers up to {x.max():g}: quantities "
             f"(inputs={VECTOR}); inputs={TOKENS} reads token ids"
@@ -69,12 +69,12 @@ def as_inputs(
             x = x.astype(np.float32)
         check_size(x.nbytes, source)
         return x, Description(SIGNAL)
-    if not whole and x.dtype.kind in "iu" and x.size and x.min() == 0 and x.max() == 1:
+    if not later and x.dtype.kind in "iu" and x.size and x.min() == 0 and x.max() == 1:
         notes.append(
             f"{source}: inputs are the whole numbers 0 and 1: truth values, not divided by 255"
         )
         x = x.astype(np.float32)
-    return scaled_pixels(x, source, whole, notes), Description(kind)
+    return scaled_pixels(x, source, later, notes), Description(kind)
 
 
 def truth_pictures(raw: Raw, source: Path | str) -> Raw:
@@ -121,7 +121,7 @@ def _numbers(x: np.ndarray, source: Path | str) -> np.ndarray:
     return x
 
 
-def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
+def _kind(x: np.ndarray, source: Path | str, declared: str, later: bool) -> str:
     """The kind of inputs x (n, …). Raises ValueError if their axes cannot be of the declared kind,
     and if it is undeclared and there are several."""
     axes = AXES.get(x.ndim, (IMAGE,))
@@ -138,7 +138,7 @@ def _kind(x: np.ndarray, source: Path | str, declared: str, whole: bool) -> str:
             )
         return declared
     is_whole = x.dtype.kind in "iu" and x.dtype != np.uint8
-    if whole or x.dtype.kind not in "iuf" or not x.size:
+    if later or x.dtype.kind not in "iuf" or not x.size:
         return axes[0]
     if x.ndim == 2 and is_whole and x.min() >= 0 and x.max() > 1:
         raise ValueError(
@@ -198,21 +198,22 @@ def check_finite(x: np.ndarray, source: Path | str) -> None:
 
 
 def scaled_pixels(
-    x: np.ndarray, source: Path | str, whole: bool = False, notes: list[str] | None = None
+    x: np.ndarray, source: Path | str, later: bool = False, notes: list[str] | None = None
 ) -> np.ndarray:
     """Inputs in the form that datasets have: uint8 (0 … 255) or float32, images channels first.
 
     Images may come as (n, H, W) or (n, H, W, C). Whole numbers in images must be bytes: ValueError
-    for numbers outside of 0 … 255. With `whole`, whole numbers of other types than uint8 become
-    int64 instead. Remarks for the user are added to `notes`, or logged if `notes` is None."""
+    for numbers outside of 0 … 255. With `later`, for a later client, whole numbers of other types
+    than uint8 become int64 instead. Remarks for the user are added to `notes`, or logged if `notes`
+    is None."""
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise ValueError(f"{source}: inputs are {x.dtype} {x.shape}; numbers (n, …) are needed")
     remarks: list[str] = []
     dtype: np.dtype
-    may_be_bytes = x.dtype.kind == "f" or not whole  # a later client's whole numbers stay whole
+    may_be_bytes = x.dtype.kind == "f" or not later  # a later client's whole numbers stay whole
     if x.dtype == np.uint8 or (may_be_bytes and _are_bytes(x, source, remarks)):
         dtype = np.dtype(np.uint8)
-    elif whole and x.dtype.kind in "ui":
+    elif later and x.dtype.kind in "ui":
         dtype = np.dtype(np.int64)
     else:
         dtype = np.dtype(np.float32)
@@ -297,6 +298,31 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
     """The parts of a dataset as one, with classes 0, 1, … as `partitions.datasets.labels` numbers
     them. For a `later` client labels keep their numbers: the run has numbered its classes. `task`
     is what the labels were declared to be."""
+    _check_fit(parts, source)
+    raw = concatenate(parts)
+    if not raw.labeled:
+        return raw
+    if raw.y.ndim == 2:
+        return replace(raw, task=VALUES if raw.y.dtype.kind == "f" else LABELS)
+    if task == BINARY:
+        raw = replace(raw, task=BINARY)
+    if raw.classes:
+        return raw
+    if task == AUTO and not later:
+        _check_few_classes(raw.y, source)
+    labels = _later(raw.y) if later else numbered(raw.y)
+    if task == BINARY:
+        check_binary(labels, str(source))
+    raw = replace(raw, y=labels.y, classes=labels.classes)
+    if labels.note:
+        raw = raw.noted(f"{source}: {labels.note}")
+    if not later:
+        raw = raw.noted(*_empty_classes(raw, source), *_unseen_classes(raw, source))
+    return raw
+
+
+def _check_fit(parts: list[Raw], source: Path | str) -> None:
+    """Raise ValueError if a part's inputs, labels or columns do not fit to those of the first."""
     first = parts[0]
     for part in parts:
         if part.y.shape[:1] != part.x.shape[:1]:
@@ -319,26 +345,6 @@ def joined(parts: list[Raw], source: Path | str, later: bool = False, task: str 
                 f"{source}: training and test labels differ in type; give both as texts or both as "
                 "numbers"
             )
-    raw = concatenate(parts)
-    if not raw.labeled:
-        return raw
-    if raw.y.ndim == 2:
-        return replace(raw, task=VALUES if raw.y.dtype.kind == "f" else LABELS)
-    if task == BINARY:
-        raw = replace(raw, task=BINARY)
-    if raw.classes:
-        return raw
-    if task == AUTO and not later:
-        _check_few_classes(raw.y, source)
-    labels = _later(raw.y) if later else numbered(raw.y)
-    if task == BINARY:
-        check_binary(labels, str(source))
-    raw = replace(raw, y=labels.y, classes=labels.classes)
-    if labels.note:
-        raw = raw.noted(f"{source}: {labels.note}")
-    if not later:
-        raw = raw.noted(*_empty_classes(raw, source), *_unseen_classes(raw, source))
-    return raw
 
 
 def _empty_classes(raw: Raw, source: Path | str) -> list[str]:

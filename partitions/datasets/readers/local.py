@@ -18,7 +18,7 @@ from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import as_inputs, joined, scaled_pixels, truth_pictures
 from partitions.datasets.readers.own_leaf import leaf_files, read_leaf
 from partitions.datasets.readers.pictures import read_pictures
-from partitions.datasets.readers.raw import UNLABELED, Raw
+from partitions.datasets.readers.raw import Raw
 from partitions.datasets.readers.tables import read_csv, read_frame, read_table
 
 __all__ = ["joined", "read_files", "scaled_pixels"]
@@ -31,7 +31,7 @@ ENDINGS = ("", "_train", "_test")  # of the names of arrays in a .npz
 def read_files(
     path: Path,
     size: int = 0,
-    whole: bool = False,
+    later: bool = False,
     label: str = "",
     task: str = AUTO,
     inputs: str = AUTO,
@@ -47,15 +47,15 @@ def read_files(
     of the images, of a table's rows without a label, or of an array's rows without a label or with
     NaN or infinity is left out, and noted. The caller shows the notes.
 
-    `whole` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
+    `later` is for a later client: whole numbers stay whole, as in `scaled_pixels`, labels keep
     their numbers, and the labels called `label` may be missing. Raises ValueError with the file's
     name for data that cannot be read."""
     if not path.exists():
         raise ValueError(f"there is no {path}")
     if path.suffix in (".npz", ".npy"):
-        return _arrays(path, whole, label, task, inputs, skip)
+        return _arrays(path, later, label, task, inputs, skip)
     if path.is_file() and path.suffix == ".json":
-        return read_leaf(path, leaf_files(path), whole, task, inputs)
+        return read_leaf(path, leaf_files(path), later, task, inputs)
     is_csv = path.suffix.lower() in TABLES
     if path.is_file() and path.suffix != ".parquet" and not is_csv:
         raise ValueError(
@@ -66,21 +66,21 @@ def read_files(
     if is_csv:
         check_size(CSV_GROWTH * path.stat().st_size, path)
         notes: list[str] = []
-        frame = read_csv(path, notes, whole)
-        return read_frame(frame, path, whole, label, task, notes, (len(frame), 0), skip=skip)
+        frame = read_csv(path, notes, later)
+        return read_frame(frame, path, later, label, task, notes, (len(frame), 0), skip=skip)
     with _readable(path):
         unpacked = hub.unpacked(path)
     check_size(unpacked, path)
     with _readable(path):
         loaded = hub.open_folder(path, decode=False)
     if loaded is not None:
-        raw = read_table(loaded, path, size, whole, label, task, inputs, skip)
-        return raw if whole else truth_pictures(raw, path)
+        raw = read_table(loaded, path, size, later, label, task, inputs, skip)
+        return raw if later else truth_pictures(raw, path)
     if files := leaf_files(path):
-        return read_leaf(path, files, whole, task, inputs)
+        return read_leaf(path, files, later, task, inputs)
     _check_no_tables(path)
-    raw = read_pictures(path, size, label, whole, skip)
-    return raw if whole else truth_pictures(raw, path)
+    raw = read_pictures(path, size, label, later, skip)
+    return raw if later else truth_pictures(raw, path)
 
 
 def _check_no_tables(folder: Path) -> None:
@@ -110,7 +110,7 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str, skip: float) -> Raw:
+def _arrays(path: Path, later: bool, label: str, task: str, inputs: str, skip: float) -> Raw:
     """``x`` (n, …) and ``y`` (n,), or ``x_train``, ``y_train``, ``x_test``, ``y_test``; further
     arrays (n,) beside x and y are natural columns. `label` may name another array than ``y``."""
     arrays = _loaded(path)
@@ -125,7 +125,7 @@ def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str, skip: f
     endings = [ending for ending in ENDINGS if f"x{ending}" in arrays]
     if not endings:
         raise ValueError(f"{path} holds {sorted(arrays)}; it must hold x and {y_name}")
-    if not whole:
+    if not later:
         _check_pairs(arrays, endings, path, label)
     notes: list[str] = []
     parts = []
@@ -133,17 +133,17 @@ def _arrays(path: Path, whole: bool, label: str, task: str, inputs: str, skip: f
     count = 0
     for ending in endings:
         if skip:
-            kept = _complete_rows(arrays, ending, "" if whole else y_name, path, skip, notes)
+            kept = _complete_rows(arrays, ending, "" if later else y_name, path, skip, notes)
             rows += (count + kept).tolist()
             count += len(arrays[f"x{ending}"])
             arrays = arrays | _of_rows(arrays, ending, y_name, kept)
-        parts.append(_part(arrays, ending, y_name, path, whole, notes, task, inputs))
+        parts.append(_part(arrays, ending, y_name, path, later, notes, task, inputs))
     used = {f"x{ending}" for ending in endings} | {f"{y_name}{ending}" for ending in endings}
     unused = sorted(arrays.keys() - used - parts[0].columns.keys())
     if unused:
         why = "they hold no single value for each sample" if endings == [""] else "of splits"
         notes.append(f"{path}: arrays are left out ({why}): {', '.join(unused)}")
-    raw = joined(parts, path, later=whole, task=task)
+    raw = joined(parts, path, later=later, task=task)
     if len(rows) < count:
         raw = replace(raw, rows=tuple(rows))
     return raw.noted(*notes)
@@ -221,7 +221,7 @@ def _part(
     ending: str,
     y_name: str,
     path: Path,
-    whole: bool,
+    later: bool,
     notes: list[str],
     task: str,
     declared: str,
@@ -235,7 +235,7 @@ def _part(
         raise ValueError(f"{path}: x{ending} and {y_name}{ending} must have a row for each sample")
     labels = None
     if y is not None:
-        read = of_later if whole else of_task
+        read = of_later if later else of_task
         labels = read(y, f"{path}, {y_name}{ending}" if ending else str(path), task, notes)
     columns = {}
     if not ending:
@@ -244,15 +244,8 @@ def _part(
             if column is not None and column.shape == (len(x),):
                 columns[name] = column
     num_train = 0 if ending == "_test" else len(x)
-    values, description = as_inputs(x, path, whole, notes, declared)
-    return Raw(
-        values,
-        np.full(len(x), UNLABELED) if labels is None else labels,
-        num_train,
-        columns,
-        labeled=labels is not None,
-        inputs=description,
-    )
+    values, description = as_inputs(x, path, later, notes, declared)
+    return Raw.of(values, labels, num_train, columns=columns, inputs=description)
 
 
 def _natural_column(values: np.ndarray) -> np.ndarray | None:

@@ -61,13 +61,13 @@ def leaf_files(path: Path) -> dict[str, list[Path]]:
 
 
 def read_leaf(
-    path: Path, files: dict[str, list[Path]], whole: bool, task: str, declared: str
+    path: Path, files: dict[str, list[Path]], later: bool, task: str, declared: str
 ) -> Raw:
     """The samples of LEAF's `files` at `path`, with the column "user".
 
-    `whole` and `task` are as in `read_files`; `declared` is the setting `inputs`. Raises ValueError
+    `later` and `task` are as in `read_files`; `declared` is the setting `inputs`. Raises ValueError
     for files that are not LEAF's, and for texts or numbers that cannot be read."""
-    if not whole and "train" not in files:
+    if not later and "train" not in files:
         raise ValueError(f"{path} holds test files alone; training needs the folder train")
     splits = {}
     samples: list[Any] = []
@@ -82,9 +82,9 @@ def read_leaf(
     notes: list[str] = []
     are_texts = isinstance(_text_of(samples[0]), str)
     if are_texts:
-        raw = _texts(splits, path, whole, task, declared, notes)
+        raw = _texts(splits, path, later, task, declared, notes)
     else:
-        raw = _numbers(splits, path, whole, task, declared, notes)
+        raw = _numbers(splits, path, later, task, declared, notes)
     num_train = len(splits["train"].users) if "train" in splits else 0
     raw = replace(raw, columns={USER: np.array(users)}, num_train=num_train, owner=USER)
     return raw.noted(*notes)
@@ -127,7 +127,7 @@ def _text_of(sample: Any) -> Any:
 
 
 def _texts(
-    splits: dict[str, _Split], path: Path, whole: bool, task: str, declared: str, notes: list[str]
+    splits: dict[str, _Split], path: Path, later: bool, task: str, declared: str, notes: list[str]
 ) -> Raw:
     """Texts as tokens, and their labels."""
     texts: list[str] = []
@@ -156,8 +156,8 @@ def _texts(
             f"{BY_WORD}"
         )
     if kind == BY_WORD:
-        return _words(texts, labels, path, whole, task, notes)
-    return _characters(texts, labels, follow, path, whole, task, notes)
+        return _words(texts, labels, path, later, task, notes)
+    return _characters(texts, labels, follow, path, later, task, notes)
 
 
 def _characters(
@@ -165,7 +165,7 @@ def _characters(
     labels: list[Any],
     follow: bool,
     path: Path,
-    whole: bool,
+    later: bool,
     task: str,
     notes: list[str],
 ) -> Raw:
@@ -180,7 +180,7 @@ def _characters(
             f"{path}: texts have up to {length} characters; inputs={BY_CHARACTER} takes at most "
             f"{LONGEST_TEXT}: cut them into pieces, or set inputs={BY_WORD}"
         )
-    if min(sizes) < length and not whole:
+    if min(sizes) < length and not later:
         notes.append(
             f"{path}: texts have {min(sizes)} to {length} characters; line breaks precede the "
             "shorter ones"
@@ -193,7 +193,7 @@ def _characters(
     )
     inputs = Description(TOKENS, texts=BY_CHARACTER)
     if not follow or task not in (AUTO, CLASSES):
-        return _labeled(x, labels, inputs, path, whole, task, notes)
+        return _labeled(x, labels, inputs, path, later, task, notes)
     tokens = character_tokens("".join(labels), Counter())
     present, y = np.unique(tokens, return_inverse=True)
     names = names_of_characters()
@@ -202,7 +202,7 @@ def _characters(
 
 
 def _words(
-    texts: list[str], labels: list[Any], path: Path, whole: bool, task: str, notes: list[str]
+    texts: list[str], labels: list[Any], path: Path, later: bool, task: str, notes: list[str]
 ) -> Raw:
     """Tokens (n, 25) int32 of the texts' first words, among which a federation chooses."""
     x, words = word_tokens(texts)
@@ -210,14 +210,14 @@ def _words(
         raise ValueError(f"{path}: no text holds a word")
     given = {str(label) for label in labels}
     if given <= LABELS_OF_TWEETS.keys():  # 0 and 4 are Sent140's, in whose files they may be texts
-        kind = int if whole or "4" not in given else str  # as texts they are no classes 0 … 4
+        kind = int if later or "4" not in given else str  # as texts they are no classes 0 … 4
         labels = [kind(label) for label in labels]
-    raw = _labeled(x, labels, Description(TOKENS, texts=BY_WORD), path, whole, task, notes)
+    raw = _labeled(x, labels, Description(TOKENS, texts=BY_WORD), path, later, task, notes)
     return replace(raw, words=words)
 
 
 def _numbers(
-    splits: dict[str, _Split], path: Path, whole: bool, task: str, declared: str, notes: list[str]
+    splits: dict[str, _Split], path: Path, later: bool, task: str, declared: str, notes: list[str]
 ) -> Raw:
     """Lists of numbers as an array of inputs."""
     samples: list[Any] = []
@@ -235,8 +235,8 @@ def _numbers(
             raise ValueError(f"{place} is {sample!r:.100}, no list of numbers") from error
         if shape != first:
             raise ValueError(f"{place} has the shape {shape}, and the first one {first}")
-    x, inputs = as_inputs(np.array(samples), path, whole, notes, declared)
-    return _labeled(x, labels, inputs, path, whole, task, notes)
+    x, inputs = as_inputs(np.array(samples), path, later, notes, declared)
+    return _labeled(x, labels, inputs, path, later, task, notes)
 
 
 def _labeled(
@@ -244,7 +244,7 @@ def _labeled(
     labels: list[Any],
     inputs: Description,
     path: Path,
-    whole: bool,
+    later: bool,
     task: str,
     notes: list[str],
 ) -> Raw:
@@ -254,4 +254,4 @@ def _labeled(
     except ValueError as error:
         raise ValueError(f"{path}: labels are lists of several lengths") from error
     y = of_task(given, str(path), task, notes)
-    return joined([Raw(x, y, len(x), inputs=inputs)], path, later=whole, task=task)
+    return joined([Raw(x, y, len(x), inputs=inputs)], path, later=later, task=task)

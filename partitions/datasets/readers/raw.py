@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,14 @@ class Raw:
     rows: tuple[int, ...] = ()  # of an array's rows, those that were kept, if some were left out
     words: tuple[str, ...] = ()  # of tokens 1, 2, …, among which a federation chooses
     owner: str = ""  # the column whose values the format says to be the clients
+
+    @classmethod
+    def of(cls, x: np.ndarray, y: np.ndarray | None, num_train: int, **others: Any) -> "Raw":
+        """Data whose source may have no labels: then y is None. `others` are further fields."""
+        if y is None:
+            unlabeled = np.full(len(x), UNLABELED)
+            return cls(x, unlabeled, num_train, labeled=False, **others)
+        return cls(x, y, num_train, **others)
 
     def noted(self, *notes: str) -> "Raw":
         """The same data with further notes."""

@@ -35,7 +35,7 @@ from partitions.datasets.readers.columns import (
 )
 from partitions.datasets.readers.convert import as_inputs, joined
 from partitions.datasets.readers.pictures import images
-from partitions.datasets.readers.raw import UNLABELED, Raw
+from partitions.datasets.readers.raw import Raw
 
 FEATURES = ("x", "features", "embedding", "input")  # names of a column of lists or arrays
 TEXTS = ("string", "large_string")
@@ -192,7 +192,7 @@ def read_table(
     loaded: Any,
     source: Path,
     size: int,
-    whole: bool,
+    later: bool,
     label: str,
     task: str = AUTO,
     inputs: str = AUTO,
@@ -215,7 +215,7 @@ def read_table(
         used = train + validation + test
     notes = hub.unused_splits(splits, used, source)
     first = splits[used[0]]
-    label_columns = _label_columns(first.column_names, source, whole, label)
+    label_columns = _label_columns(first.column_names, source, later, label)
     if len(label_columns) == 1 and _numbers_differ([splits[name] for name in used], *label_columns):
         notes.append(f"{source}: the splits number their classes differently; names are matched")
         splits = {name: _with_names(splits[name], *label_columns) for name in used}
@@ -226,19 +226,19 @@ def read_table(
         if len(label_columns) == 1:
             classes = tuple(getattr(first.features[label_columns[0]], "names", None) or ())
         sizes = (lengths[0], lengths[1] if validation else 0)
-        return read_frame(frame, source, whole, label, task, notes, sizes, classes, skip)
+        return read_frame(frame, source, later, label, task, notes, sizes, classes, skip)
     parts = []
     for name in used:
         is_train = name == used[0]
         split = splits[name]
-        part = _part(split, source, size, whole, label, is_train, notes, task, inputs, skip)
+        part = _part(split, source, size, later, label, is_train, notes, task, inputs, skip)
         if name in validation:
             part = replace(part, num_validation=len(part.x))
         parts.append(part)
     labeled = [part.labeled for part in parts]
-    if not whole and any(labeled) and not all(labeled):
+    if not later and any(labeled) and not all(labeled):
         raise ValueError(f"{source}: only some of the splits {', '.join(used)} have labels")
-    return joined(parts, source, later=whole, task=task).noted(*notes)
+    return joined(parts, source, later=later, task=task).noted(*notes)
 
 
 def _numbers_differ(splits: Sequence[Any], label: str) -> bool:
@@ -279,7 +279,7 @@ def _joined_frame(splits: Sequence[Any], source: Path, notes: list[str]) -> tupl
 def read_frame(
     frame: Any,
     source: Path,
-    whole: bool,
+    later: bool,
     label: str,
     task: str,
     notes: list[str],
@@ -295,8 +295,8 @@ def read_frame(
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{source}: two columns are called {twice[0]!r}; rename one of them")
-    label_columns = _label_columns(list(frame.columns), source, whole, label)
-    if skip and label_columns and not whole:
+    label_columns = _label_columns(list(frame.columns), source, later, label)
+    if skip and label_columns and not later:
         frame, sizes, left = _without_unlabeled(frame, label_columns, source, skip, sizes)
         notes += left
     inputs = [name for name in frame.columns if name not in label_columns]
@@ -325,18 +325,17 @@ def read_frame(
             natural[column.name] = frame[name].to_numpy()
     y = None
     if label_columns:
-        y, classes = _labels(frame, label_columns, source, task, notes, classes, whole)
-    raw = Raw(
+        y, classes = _labels(frame, label_columns, source, task, notes, classes, later)
+    raw = Raw.of(
         cells,
-        np.full(len(frame), UNLABELED) if y is None else y,
+        y,
         sizes[0],
-        natural,
-        classes,
-        labeled=y is not None,
+        columns=natural,
+        classes=classes,
         inputs=Description(TABLE, tuple(columns)),
         num_validation=sizes[1],
     )
-    return joined([raw], source, later=whole, task=task).noted(*notes)
+    return joined([raw], source, later=later, task=task).noted(*notes)
 
 
 def _is_rounded(series: Any) -> bool:
@@ -443,7 +442,7 @@ def _part(
     split: Any,
     source: Path,
     size: int,
-    whole: bool,
+    later: bool,
     label: str,
     is_train: bool,
     notes: list[str],
@@ -452,13 +451,13 @@ def _part(
     skip: float,
 ) -> Raw:
     """One split with its inputs in one column."""
-    label_columns = _label_columns(split.column_names, source, whole, label)
+    label_columns = _label_columns(split.column_names, source, later, label)
     if len(label_columns) > 1:
         raise ValueError(f"{source}: label is {label!r}; beside images or lists it is one column")
     label_column = label_columns[0] if label_columns else ""
     labels = (label, label_column)
     x, description, inputs, kept = _inputs(
-        split, source, size, whole, labels, notes, declared, skip
+        split, source, size, later, labels, notes, declared, skip
     )
     if len(kept) < len(split):
         split = split.select(kept)
@@ -478,21 +477,20 @@ def _part(
     if label_column:
         classes = tuple(getattr(split.features[label_column], "names", None) or ())
         cells = _cells(split.select_columns([label_column]).to_pandas()[label_column])
-        read = of_later if whole else of_task
+        read = of_later if later else of_task
         y = read(cells, f"{source}, column {label_column}", task, notes)
-    return Raw(
+    return Raw.of(
         x,
-        np.full(len(x), UNLABELED) if y is None else y,
+        y,
         num_train=len(x) if is_train else 0,
         columns=columns,
         classes=classes,
         samples=tuple(map(str, kept)) if pictures else (),
-        labeled=y is not None,
         inputs=description,
     )
 
 
-def _label_columns(names: Sequence[str], source: Path, whole: bool, label: str) -> list[str]:
+def _label_columns(names: Sequence[str], source: Path, later: bool, label: str) -> list[str]:
     """The names of the columns of labels, [] if there are none. ValueError if several columns have
     usual names of labels, and for names in `label` that are no columns."""
     if not label:
@@ -505,7 +503,7 @@ def _label_columns(names: Sequence[str], source: Path, whole: bool, label: str) 
         return present
     chosen = [label] if label in names else names_in(label)
     missing = [name for name in chosen if name not in names]
-    if missing and not whole:
+    if missing and not later:
         raise ValueError(
             f"{source} has no column {missing[0]!r} of labels{did_you_mean(missing[0], names)}; "
             f"label=NAME must be one of {', '.join(names):.500}"
@@ -517,7 +515,7 @@ def _inputs(
     split: Any,
     source: Path,
     size: int,
-    whole: bool,
+    later: bool,
     labels: tuple[str, ...],
     notes: list[str],
     declared: str,
@@ -544,7 +542,7 @@ def _inputs(
     x = np.asarray(rows.with_format("numpy")[inputs][:])
     if _stored(split.features[inputs]) == "uint8":  # numpy's format widens it
         x = x.astype(np.uint8)
-    values, description = as_inputs(x, source, whole, notes, declared)
+    values, description = as_inputs(x, source, later, notes, declared)
     return values, description, inputs, range(len(values))
 
 
