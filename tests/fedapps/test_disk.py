@@ -6,6 +6,7 @@ file fail in the kernel, after they took what fits. Renaming and removing files 
 import json
 import logging
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ def apart(function):
     """Call it in a process of its own; what it raises fails the test."""
 
     def called():
+        sys.dont_write_bytecode = True  # a module's compiled file would be half written, and stay
         try:
             function()
         finally:
