@@ -6,7 +6,7 @@ messages therefore say what its component was given, and a client's component co
 that no component carries out is refused."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -338,47 +338,50 @@ def announced(method: str, given: Mapping[str, Any], rounds: int) -> dict[str, A
 def check_agreement(
     method: str, config: Config, given: Mapping[str, Any], message: Mapping[str, Any]
 ) -> None:
-    """Raise Refusal where this client's method or settings contradict those that the server's
-    component was given, which the config of its `message` holds, and where the method cannot work
-    with the server.
+    """Raise Refusal where this client's method or settings contradict those of `server_app`, which
+    the config of its `message` holds, and where the method cannot work with the server.
 
     Compared are settings that one component was given and the other reads."""
     own = {key.removeprefix(f"{method}.") for key in given} - _keys(Privacy)
-    if APP_SETTINGS not in message:
+    if APP_SETTINGS not in message:  # of a strategy without server_app
         if is_of_other_package(message):
             _check_foreign_server(method)
-        only_servers = sorted(own - of_client(method))
-        if only_servers:
-            key = only_servers[0]
-            raise Refusal(
-                f"the client's app was given {key}, which the server alone reads; give it to the "
-                "server's strategy, and not to client_app"
-            )
+        _check_client_reads(method, own)
         return
     if message.get(METHOD, method) != method:
         raise Refusal(
             f"client_app has the method {method!r} and server_app {message[METHOD]!r}; give both "
             "the same"
         )
-    theirs = json.loads(str(message[APP_SETTINGS]))
-    there = initial_configuration(method)
-    mode = str(theirs.get("dp", "none"))
-    if mode == "local" and config["dp"] != "local":
+    server_given = json.loads(str(message[APP_SETTINGS]))
+    server_defaults = initial_configuration(method)
+    if server_given.get("dp") == "local" and config["dp"] != "local":
         raise Refusal(
             "server_app was given dp='local', and client_app was not; the clients add the noise: "
             "give client_app dp='local', its settings and rounds=…"
         )
-    compared = (own & of_server(method)) | (theirs.keys() & of_client(method))
+    compared = (own & of_server(method)) | (server_given.keys() & of_client(method))
     compared -= _keys(Privacy)
-    if config["dp"] == "local":
+    if config["dp"] == "local":  # both halves then read all of them
         compared |= _keys(Privacy)
     for key in sorted(compared):
-        here = value_of(method, config, key)
-        other = theirs[key] if key in theirs else value_of(method, there, key)
-        if here != other:
+        of_clients = value_of(method, config, key)
+        of_servers = server_given.get(key, value_of(method, server_defaults, key))
+        if of_clients != of_servers:
             raise Refusal(
-                f"client_app has {key} {here!r} and server_app {other!r}; give both the same"
+                f"client_app has {key} {of_clients!r} and server_app {of_servers!r}; give both the "
+                "same"
             )
+
+
+def _check_client_reads(method: str, keys: Collection[str]) -> None:
+    """Raise Refusal if client_app was given one of the `keys` that the server alone reads."""
+    only_servers = sorted(set(keys) - of_client(method))
+    if only_servers:
+        raise Refusal(
+            f"the client's app was given {only_servers[0]}, which the server alone reads; give it "
+            "to the server's strategy, and not to client_app"
+        )
 
 
 def check_promised_rounds(promised: Any, message: Mapping[str, Any]) -> None:
@@ -400,8 +403,8 @@ def is_of_other_package(message: Mapping[str, Any]) -> bool:
 
 
 def _check_foreign_server(method: str) -> None:
-    """Raise Refusal if the method needs its own strategy: that of another package, which the
-    message is from, would compute something else."""
+    """Raise Refusal if the method needs its own strategy, for a message of another package's
+    strategy."""
     strategy = METHODS[method].strategy
     if strategy is FedAvg:
         return

@@ -100,10 +100,10 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
     try:
         for path, data in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with errors_name(path), create(temporary[path]) as file:
+            with errors_name(path, temporary[path]), create(temporary[path]) as file:
                 file.write(data)
         for path in contents:
-            with errors_name(path):
+            with errors_name(path, temporary[path]):
                 os.replace(temporary[path], path)
     except BaseException:  # SIGTERM, too, which interrupts a worker process
         for unfinished in temporary.values():
@@ -114,7 +114,7 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
 
 def append_text(path: Path, text: str) -> None:
     """Append to a file, all of `text` or nothing of it."""
-    with errors_name(path), append_to(path) as file:
+    with errors_name(path, path), append_to(path) as file:
         size = file.tell()
         try:
             _write_all(file, text.encode("utf-8"))

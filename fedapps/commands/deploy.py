@@ -1,9 +1,11 @@
 """`fedapps deploy`: a small federation of real nodes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from fedapps.console import make_console, refusals, say
 from fedapps.service import DEPLOYMENT
@@ -47,10 +49,7 @@ def deploy(
         if request:
             if nodes or sign or start or status or stop or logs or only:
                 raise ValueError("--request makes a node's key; it goes with no other option")
-            from fedapps.service.certificates import make_request
-
-            file = make_request(folder, request)
-            say(console, f"send {file} to the operator; {folder / 'keys' / request} stays here")
+            _make_request(folder, request, console)
             return
         if not nodes and not (folder / DEPLOYMENT).is_file():
             raise ValueError(
@@ -64,13 +63,11 @@ def deploy(
                 raise ValueError(f"{folder} may be running; first: fedapps deploy {folder} --stop")
             plan(folder, nodes, tls=tls, host=host, data=data, own_keys=own_keys).write()
         deployment = Deployment.read(folder)
-        names = [SUPERLINK, *deployment.nodes]
-        chosen = [name.strip() for name in only.split(",") if name.strip()]
-        chosen = chosen or deployment.startable()
-        if unknown := sorted(set(chosen) - set(names)):
-            raise ValueError(f"unknown {', '.join(unknown)}; known: {', '.join(names)}")
-        if logs and logs not in names:
-            raise ValueError(f"unknown {logs}; known: {', '.join(names)}")
+        known = [SUPERLINK, *deployment.nodes]
+        named = [name.strip() for name in only.split(",") if name.strip()]
+        _check_known(named, known)
+        _check_known([logs] if logs else [], known)
+        chosen = named or deployment.startable()
         if only and not (start or status or stop):
             raise ValueError("--only chooses what --start, --status or --stop acts on; add one")
         if sign is not None:
@@ -86,9 +83,10 @@ def deploy(
         if logs:
             for line in deployment.log(logs, LOG_LINES):
                 console.print(line, highlight=False, soft_wrap=True)
-    for name in chosen if status or start or stop else ():
-        state = "alive" if deployment.alive(name) else "down"
-        console.print(f"{name}: {state}", highlight=False)
+    if status or start or stop:
+        for name in chosen:
+            state = "alive" if deployment.alive(name) else "down"
+            console.print(f"{name}: {state}", highlight=False)
     if status:
         with refusals(RuntimeError, code=1):  # processes live on for a while after its end
             deployment.check_certificates()
@@ -96,3 +94,18 @@ def deploy(
         console.print(
             f"{folder}: {len(deployment.startable())} start scripts; read {folder / 'README.md'}"
         )
+
+
+def _make_request(folder: Path, node: str, console: Console) -> None:
+    """Make the node's key, and its request for a certificate."""
+    from fedapps.service.certificates import make_request
+
+    file = make_request(folder, node)
+    say(console, f"send {file} to the operator; {folder / 'keys' / node} stays here")
+
+
+def _check_known(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ValueError for a name that no process of the deployment has."""
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"unknown {', '.join(unknown)}; known: {', '.join(known)}")

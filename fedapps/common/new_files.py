@@ -34,26 +34,24 @@ def replaced(path: Path) -> Iterator[Path]:
     """The path of a new file beside `path`, with the same ending, to write by its name. At the end
     it replaces `path`, unless an error is raised."""
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    with errors_name(path):
+    with errors_name(path, temporary):
         create(temporary).close()
-    try:
-        with errors_name(path, temporary):
+        try:
             yield temporary
-        with errors_name(path):
             os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def errors_name(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Inside, an OSError that names a temporary file, or none as that of a full disk, is raised as
-    one that names `path`. If the `temporary` file is given, errors of other files stay."""
+def errors_name(path: Path, written: Path) -> Iterator[None]:
+    """Inside, an OSError that names the `written` file, or no file as on a full disk, is raised as
+    one that names `path`, which the written file is or will become. Other errors stay."""
     try:
         yield
     except OSError as error:
-        of_other_file = temporary is not None and error.filename not in (None, str(temporary))
-        if error.errno is None or of_other_file:
+        is_of_written = error.filename is None or str(error.filename) == str(written)
+        if error.errno is None or not is_of_written:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -274,7 +274,8 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
     with superlink(jobs[0].folder.parent / "superlink.log") as link:
         waiting = flower_runs(jobs)
         running: dict[int, list[Job]] = {}
-        polled, failed_polls = time.monotonic(), 0
+        polled = time.monotonic()
+        failed_polls = 0
         while waiting or running:
             # The jobs of a group have one `training-dir`.
             ready = [group for group in waiting if may_start(group[0], jobs)]
@@ -284,8 +285,7 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
                 try:
                     running[_submit(link, group, gpus)] = group
                 except RuntimeError as error:
-                    for job in group:
-                        job.close(error_line(error))
+                    _close(group, error_line(error))
             time.sleep(POLL_SECONDS)
             raise_swallowed()
             follow(jobs)
@@ -294,19 +294,20 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
             for run_id, group in list(running.items()):
                 for job in group:
                     summary = job.summary()
-                    job.done, job.error = "finished" in summary, summary.get("error", "")
+                    job.done = "finished" in summary
+                    job.error = summary.get("error", "")
                 if not overdue and not all(job.done for job in group):
                     continue
                 try:
-                    reason, failed_polls = _end_of_run(link, run_id), 0
+                    reason = _end_of_run(link, run_id)
                 except RuntimeError:  # a command may fail on a busy machine
                     failed_polls += 1
                     if failed_polls == MAX_FAILED_POLLS:
                         raise
                     continue
+                failed_polls = 0
                 if reason:
-                    for job in group:
-                        job.close(reason)
+                    _close(group, reason)
                     del running[run_id]
             if overdue:
                 polled = time.monotonic()
@@ -338,6 +339,12 @@ def _submit(link: SuperLink, group: list[Job], gpus: float) -> int:
     return link.submit(config, federation)
 
 
+def _close(group: list[Job], error: str) -> None:
+    """Mark the jobs of a Flower run as done; those that have not finished failed with `error`."""
+    for job in group:
+        job.close(error)
+
+
 def _end_of_run(link: SuperLink, run_id: int) -> str:
     """Why the Flower run ended, "" while it runs. Raises RuntimeError if the poll fails."""
     try:
@@ -349,5 +356,7 @@ def _end_of_run(link: SuperLink, run_id: int) -> str:
         return ""
     if "heartbeat" in details:
         return f"the run's process has died, or was killed ({details}); {RESUME_HINT}"
-    completed = status == "finished:completed"  # then the log has no error
-    return ("" if completed else link.error(run_id)) or f"the run {status} {details}".strip()
+    reason = ""
+    if status != "finished:completed":  # else the log has no error
+        reason = link.error(run_id)
+    return reason or f"the run {status} {details}".strip()

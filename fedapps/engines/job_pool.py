@@ -21,7 +21,8 @@ from fedapps.methods import METHODS
 def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow) -> None:
     """Run the jobs in `parallel` processes, longest first. A process takes one job after the
     other; if it dies, only its current job fails."""
-    waiting, idle = longest_first(jobs), [_start_worker() for _ in range(parallel)]
+    waiting = longest_first(jobs)
+    idle = [_start_worker() for _ in range(parallel)]
     running: dict[Any, tuple[Job, Any]] = {}  # job and process by the pipe that returns the error
     try:
         while waiting or running:
@@ -43,9 +44,7 @@ def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow)
                     idle.append((pipe, process))
                 except (EOFError, ConnectionResetError):
                     process.join()
-                    job.error = f"its process ended with code {process.exitcode}"
-                    if process.exitcode == 1:  # an error of Python
-                        job.error += _advice()
+                    job.error = _error_of_death(process.exitcode)
                 job.done = True
             raise_swallowed()
             follow(jobs)
@@ -64,6 +63,14 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
         return METHODS[str(job.config["method"])].relative_cost * job.total
 
     return sorted(jobs, key=cost, reverse=True)
+
+
+def _error_of_death(exit_code: int) -> str:
+    """The error of a job whose process has died."""
+    error = f"its process ended with code {exit_code}"
+    if exit_code == 1:  # an error of Python
+        error += _advice()
+    return error
 
 
 def _advice() -> str:

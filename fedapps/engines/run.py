@@ -23,7 +23,7 @@ from fedapps.trainings import forget, forget_outdated
 
 
 class Interrupted(BaseException):
-    """Ends a run, between two messages, whose command was interrupted."""
+    """Ends the run of an interrupted command, between two messages."""
 
 
 @one_thread()
@@ -106,19 +106,22 @@ def run_in_turn(
         if interrupted.is_set():
             raise Interrupted
 
+    def carry_out_all() -> None:
+        for job in jobs:
+            try:
+                check()
+                carry_out(job.config, pause)
+            except Interrupted:
+                return
+            # Also SystemExit, and what libraries derive from BaseException, as those in Rust do:
+            # the other runs go on, and the error is shown at the end.
+            except BaseException as error:
+                job.error = error_line(error)
+            job.done = True
+
     def work() -> None:
         try:
-            for job in jobs:
-                try:
-                    check()
-                    carry_out(job.config, pause)
-                except Interrupted:
-                    return
-                # Also SystemExit, and what libraries derive from BaseException, as those in Rust
-                # do: the other runs go on, and the error is shown at the end.
-                except BaseException as error:
-                    job.error = error_line(error)
-                job.done = True
+            carry_out_all()
         finally:
             ended.set()
 
@@ -136,9 +139,7 @@ def run_in_turn(
                 print(error, file=sys.stderr, flush=True)
                 worker.join(EXIT_SECONDS)  # unless it hangs, the run notices and writes its error
                 interrupted.set()  # if it goes on after all, its thread ends
-                for job in jobs:
-                    if not job.done:
-                        job.close(error_line(error))
+                _close_unfinished(jobs, error_line(error))
                 follow(jobs)
                 return
     except KeyboardInterrupt as error:
@@ -147,6 +148,13 @@ def run_in_turn(
         atexit.register(_end_at_once, ended, exit_code(error))
         ended.wait(EXIT_SECONDS)
         raise
+
+
+def _close_unfinished(jobs: Sequence[Job], error: str) -> None:
+    """Mark the jobs that have not ended as done; they failed with `error`."""
+    for job in jobs:
+        if not job.done:
+            job.close(error)
 
 
 def _end_at_once(ended: threading.Event, code: int) -> None:

@@ -127,32 +127,33 @@ def status_of(folder: Path) -> tuple[list[RunStatus], list[str]]:
         except ValueError as error:
             problems.append(f"{run.name}: {DAMAGED}, {error}")
     active = {job.name: in_use(job.folder) for job in jobs}
+    others_run = any(active.values())
     statuses = []
     for job in jobs:
-        state = STOPPED
-        reason = ""
-        try:
-            summary = job.summary()
-        except ValueError as error:
-            summary = {}
-            state = DAMAGED
-            reason = str(error)
-        if job.done:
-            state = FINISHED
-        elif active[job.name]:
-            state = RUNNING
-            reason = ""
-        elif "error" in summary:
-            state = FAILED
-            reason = str(summary["error"])
-        elif any(active.values()) and not (job.folder / "metrics.jsonl").is_file():
-            state = WAITING
+        state, reason = _state_of(job, active[job.name], others_run)
         silent = 0.0
         with suppress(OSError):  # no round yet
             silent = time.time() - (job.folder / "metrics.jsonl").stat().st_mtime
         rounds = read_rounds(job.folder)
         statuses.append(RunStatus(job, state, rounds, max(0.0, silent), reason))
     return statuses, problems
+
+
+def _state_of(job: Job, is_active: bool, others_run: bool) -> tuple[str, str]:
+    """The state of a run, and why it failed or cannot be read."""
+    if job.done:
+        return FINISHED, ""
+    if is_active:
+        return RUNNING, ""
+    try:
+        summary = job.summary()
+    except ValueError as error:
+        return DAMAGED, str(error)
+    if "error" in summary:
+        return FAILED, str(summary["error"])
+    if others_run and not (job.folder / "metrics.jsonl").is_file():
+        return WAITING, ""
+    return STOPPED, ""
 
 
 def status_lines(folder: Path) -> tuple[list[str], bool]:

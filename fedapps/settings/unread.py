@@ -16,7 +16,7 @@ from partitions.rules.registry import RULES, options_of
 
 # Settings that the package's datasets do not read.
 OF_OWN_DATA = ("image-size", "label", "inputs", "columns", "ignore", "missing", "skip-broken")
-# With which of a user's own data each of these is read.
+# The forms of a user's own data with which a setting is read.
 READ_WITH = {
     "image-size": "files of images",
     "label": "files",
@@ -98,26 +98,26 @@ def _unread_option(
             unread.append(run)
     if not unread:
         return ""
+    source = "dataset" if key in OF_OWN_DATA else "partition"
     names: list[str] = []
-    if key in OF_OWN_DATA:
-        source = "dataset"
-        readers = "with your own images or tables"
-        for run in unread:
-            names += _datasets(run)
-    else:
-        source = "partition"
-        option = key.removeprefix("partition.")
-        rules = [name for name, rule in RULES.items() if option in rule.options]
-        readers = f"by {', '.join(rules)}"
-        for run in unread:
-            names.append(str(run["partition"]))
+    for run in unread:
+        names += _datasets(run) if source == "dataset" else [str(run["partition"])]
     setting = f"{key}={changes[key]}" if key in changes else key
     distinct = ", ".join(dict.fromkeys(names))
     if reading == 0 and not is_from_file:
         raise ValueError(
-            f"{setting} changes nothing here, since {source} is {distinct}; it is read {readers}"
+            f"{setting} changes nothing here, since {source} is {distinct}; it is read "
+            f"{_readers(key)}"
         )
     return f"{setting} changes nothing where the {source} is {distinct}"
+
+
+def _readers(key: str) -> str:
+    """What reads an option of the partition or of a user's own data."""
+    if key in OF_OWN_DATA:
+        return "with your own images or tables"
+    option = key.removeprefix("partition.")
+    return f"by {', '.join(name for name, rule in RULES.items() if option in rule.options)}"
 
 
 def is_read(key: str, config: Config) -> bool:
@@ -134,11 +134,11 @@ def check_read_by_data(
     runs: Sequence[tuple[Config, Info]],
     from_file: Collection[str] = (),
 ) -> list[str]:
-    """Raise ValueError for one of the `changes` that the user's own data of no run read, such as
-    columns of an array. `runs` are configurations with what their dataset is.
+    """Raise ValueError for one of the `changes` that no run reads, because of the form of the
+    user's own data: an array has no columns. `runs` are configurations with their dataset's `Info`.
 
-    A change that is `from_file` may be meant for other data. Returns a sentence for each that some
-    of the runs do not read."""
+    A change that is `from_file` may be meant for other data. Returns a sentence for each change
+    that some of the runs do not read."""
     notes = []
     for key in changes:
         if key not in READ_WITH:
@@ -161,8 +161,8 @@ def check_read_by_data(
 
 
 def _data_read(key: str, config: Config, inputs: Description) -> bool:
-    """Whether a user's own data with these inputs read a key of `READ_WITH`; True for its default,
-    which changes nothing anywhere."""
+    """Whether the key of `READ_WITH` is read with a user's own data that have these inputs; True
+    for the setting's default, which needs no reader."""
     if config[key] == declared()[key].default:
         return True
     dataset = str(config["dataset"])
