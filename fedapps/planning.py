@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clients.core.arrays import Arrays
     from fedapps.engines.jobs import Job
     from fedapps.settings.config import Config
+    from partitions.datasets.catalog import Info
 
 
 MAX_JOBS = 1024
@@ -85,14 +86,10 @@ def configured(
     settings. Prints notes: about options that some runs do not read, and about own data.
 
     Raises ValueError for bad input. Of data, only a user's own are loaded."""
-    from clients.models import MODELS
     from fedapps.settings.config import defaults, override, with_references
-    from fedapps.settings.rates import with_rate_of_task
     from fedapps.settings.unread import check_companions, check_read, check_read_by_data
     from fedapps.settings.variants import OF_THE_APP, Variant, combinations
-    from partitions import forget_changed, task
-    from partitions.datasets.loading import absolute_paths
-    from partitions.rules.registry import PARTITIONS
+    from partitions import forget_changed
 
     forget_changed()  # a notebook's process lives on while its user changes files
     for key in OF_THE_APP.keys() & experiment.keys:
@@ -114,25 +111,51 @@ def configured(
         say(make_console(stderr=True), note)
     given = _without_undone(experiment.settings, config, base)
     check_companions(config, given, labels, experiment.from_file)
+    runs = _runs_with_data(config, labels)
+    for note in check_read_by_data(experiment.settings, runs, experiment.from_file):
+        say(make_console(stderr=True), note)
+    if base is None:
+        infos = [info for _, info in runs]
+        config = _suited_to_data(config, infos, experiment)
+    return config, labels
+
+
+def _runs_with_data(config: "Config", labels: Sequence[str]) -> "list[tuple[Config, Info]]":
+    """By label the configuration and what its dataset is. Raises ValueError for an unknown
+    partition rule or model."""
+    from clients.models import MODELS
+    from fedapps.settings.variants import Variant
+    from partitions import task
+    from partitions.datasets.loading import absolute_paths
+    from partitions.rules.registry import PARTITIONS
+
     runs = []
     for label in labels:
         run_config = Variant.parse(label).apply(config)
         # As in the jobs: a second reading under another path would repeat the notes.
-        info = task(run_config | absolute_paths(run_config))
-        runs.append((run_config, info))
+        runs.append((run_config, task(run_config | absolute_paths(run_config))))
         PARTITIONS.check(str(run_config["partition"]))
         MODELS.check(str(run_config["model"]))
-        if base is None:
-            config = with_rate_of_task(config, defaults(), experiment.keys, info.task)
-    for note in check_read_by_data(experiment.settings, runs, experiment.from_file):
-        say(make_console(stderr=True), note)
-    if info.inputs is not None and base is None and "partition" not in experiment.keys:
-        if info.owner:
-            config, text = _by_owner(config, info.owner, experiment)
-        else:
-            text = _default_partition(str(config["partition"]))
-        say(make_console(stderr=True), text)
-    return config, labels
+    return runs
+
+
+def _suited_to_data(config: "Config", infos: "Sequence[Info]", experiment: Experiment) -> "Config":
+    """The configuration with the learning rate of the data's task and, for a user's own data, with
+    their owners as clients, unless the experiment says otherwise. Prints what divides a user's own
+    data."""
+    from fedapps.settings.config import defaults
+    from fedapps.settings.rates import with_rate_of_task
+
+    for info in infos:
+        config = with_rate_of_task(config, defaults(), experiment.keys, info.task)
+    if infos[-1].inputs is None or "partition" in experiment.keys:
+        return config
+    if infos[-1].owner:
+        config, text = _by_owner(config, infos[-1].owner, experiment)
+    else:
+        text = _default_partition(str(config["partition"]))
+    say(make_console(stderr=True), text)
+    return config
 
 
 def _without_undone(settings: "Config", config: "Config", base: "Config | None") -> Collection[str]:
@@ -152,8 +175,8 @@ def _without_undone(settings: "Config", config: "Config", base: "Config | None")
 
 
 def _by_owner(config: "Config", owner: str, experiment: Experiment) -> "tuple[Config, str]":
-    """The configuration where each client is an owner, whom the data's format names, with at most
-    as many clients as owners where nobody said their number; and what is said of it."""
+    """The configuration where each client is an owner, whom the data's format names, and a sentence
+    about it. Without a given num-clients there are at most as many clients as owners."""
     import numpy as np
 
     from fedapps.settings.config import override
