@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -77,25 +77,38 @@ def main(grid: Grid, context: Context) -> None:
     for note in check_read(config, given, methods, from_file=given):
         log(WARNING, note)
     check_companions(config, given, methods)
-    by_command = is_resolved(context.run_config)  # which has checked the folders of its runs
+    configs = [config]
+    if len(methods) > 1:
+        configs = [_config_of_one(config, method) for method in methods]
+    if not is_resolved(context.run_config):  # else `fedapps run` has checked the folders
+        for each in configs:
+            _check_output(each)
     if len(methods) == 1:
-        if not by_command:
-            _check_output(config)
         run(grid, config, engine, report=True)
-        return
-    configs: list[Config] = []
-    for method in methods:
-        changes: Config = {"method": method}
-        if config["output-dir"]:
-            changes["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
-        configs.append(config | changes)
-        if not by_command:
-            _check_output(configs[-1])
+    else:
+        _run_several(grid, config, engine, methods, configs)
+
+
+def _config_of_one(config: Config, method: str) -> Config:
+    """The configuration of one of several methods."""
+    changes: Config = {"method": method}
+    if config["output-dir"]:
+        changes["output-dir"] = f"{config['output-dir']}/{method}-seed{config['seed']}"
+    return config | changes
+
+
+def _run_several(
+    grid: Grid, config: Config, engine: str, methods: Sequence[str], configs: Sequence[Config]
+) -> None:
+    """Run the methods of `config` one by one, each by its own of the `configs`. Raises RuntimeError
+    at the end if one failed."""
     # `fedapps run` has said which runs share a training, and removes what they keep.
     shares_here = bool(config["output-dir"] and not config["training-dir"])
     if shares_here:
         folders = training_folders(configs, Path(str(config["output-dir"])))
-        configs = [c | {"training-dir": f} for c, f in zip(configs, folders, strict=True)]
+        configs = [
+            each | {"training-dir": folder} for each, folder in zip(configs, folders, strict=True)
+        ]
         forget_outdated(configs)
     errors = {}
     for method, method_config in zip(methods, configs, strict=True):

@@ -28,7 +28,6 @@ from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, settings
 from fedapps.settings.saved_configurations import saved_configuration
 from partitions.federations import Federation
-from strategies.core.replies import Node
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,6 +70,33 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"{folder.name} keeps dp {known['dp']!r}, which covers predictions as well"
         )
+    grid = _grid_of(run)
+    strategy = restore_strategy(run, grid)
+    nodes = [node for node in strategy.present() if strategy.evaluate_novel or not node.novel]
+    # The grid's nodes begin without the states of the run.
+    saved_states = read_client_states(folder)
+    with_state = [node for node in nodes if node.client in saved_states]
+    strategy.exchange(RESTORE_STATE, {node: saved_states[node.client] for node in with_state})
+    # Those of training clients are shown only where there are no novel ones.
+    shows_novel = bool(run.novel) and any(node.novel for node in nodes)
+    true = []
+    predicted = []
+    for node, arrays in strategy.personalize(strategy.arrays, nodes).items():
+        if node.novel != shows_novel:
+            continue
+        client = make_client(run.config, node.client)
+        client.state = load_state(grid.contexts[node.id], run.method, client)
+        client.receive(arrays, {})
+        samples = client.share.everything if shows_novel else client.share.validation
+        x, y = samples.to(client.device)[:]
+        if len(y):
+            true.append(y.cpu().numpy())
+            predicted.append(client.predict(x).argmax(1).cpu().numpy())
+    return np.concatenate(true), np.concatenate(predicted)
+
+
+def _grid_of(run: FinishedRun) -> InProcessGrid:
+    """A grid of the run's clients, which answer queries and the exchanges of its method."""
 
     def answer(message: Message, context: Context) -> Message:
         client = make_client(run.config, int(context.node_config["partition-id"]))
@@ -78,39 +104,10 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
     app = ClientApp()
     app.query()(answer)
-    # The grid's nodes begin without the states of the run: they are sent first.
     for action in {RESTORE_STATE, *METHODS[run.method].client.exchanges}:
         category, _, name = action.partition(".")
         getattr(app, category)(name)(answer)
-    grid = InProcessGrid.simulation(app, run.config, int(run.config["num-clients"]))
-    strategy = restore_strategy(run, grid)
-    saved_states = read_client_states(folder)
-    nodes = []
-    states: dict[Node, Arrays] = {}
-    novel = False
-    for node in strategy.present():
-        if node.novel and not strategy.evaluate_novel:
-            continue
-        nodes.append(node)
-        if node.client in saved_states:
-            states[node] = saved_states[node.client]
-        if node.novel and run.novel:
-            novel = True
-    strategy.exchange(RESTORE_STATE, states)
-    true = []
-    predicted = []
-    for node, arrays in strategy.personalize(strategy.arrays, nodes).items():
-        if node.novel != novel:
-            continue
-        client = make_client(run.config, node.client)
-        client.state = load_state(grid.contexts[node.id], run.method, client)
-        client.receive(arrays, {})
-        samples = client.share.everything if novel else client.share.validation
-        x, y = samples.to(client.device)[:]
-        if len(y):
-            true.append(y.cpu().numpy())
-            predicted.append(client.predict(x).argmax(1).cpu().numpy())
-    return np.concatenate(true), np.concatenate(predicted)
+    return InProcessGrid.simulation(app, run.config, int(run.config["num-clients"]))
 
 
 def embeddings(folder: Path, attribute: str = "") -> "Figure":

@@ -49,12 +49,16 @@ def _drawings(folder: Path) -> Iterator[tuple[str, bytes]]:
             continue
         for place in places:
             archive = place / f"{half}.zip"
-            if not archive.is_file():
-                continue
-            try:
-                with zipfile.ZipFile(archive) as packed:
-                    for name in sorted(packed.namelist()):
-                        if name.endswith(".png"):
-                            yield name, packed.read(name)
-            except zipfile.BadZipFile as error:
-                raise ValueError(f"{archive} is truncated or no zip: {error}") from error
+            if archive.is_file():
+                yield from _packed_drawings(archive)
+
+
+def _packed_drawings(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Path and content of every drawing in a zip, in order. Raises ValueError if it is damaged."""
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            for name in sorted(packed.namelist()):
+                if name.endswith(".png"):
+                    yield name, packed.read(name)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{archive} is truncated or no zip: {error}") from error
