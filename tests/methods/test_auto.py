@@ -49,7 +49,7 @@ from strategies.maths.label_shift import prior
 from strategies.methods import auto as auto_server
 from strategies.methods.auto import Auto, Unanswered, _Exchanges
 
-NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn", "auto.plays": 20}
+NORMED = ALL_SAMPLES | {"method": "auto", "model": "convnet-bn", "auto.plays": 5}
 KINDS = ("query.moments", "query.spread", "query.misfit", "query.play", "query.guard")
 
 
