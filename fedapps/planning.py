@@ -289,8 +289,8 @@ def plan(
 
 
 def _check_methods(jobs: "list[Job]") -> None:
-    """Raise ValueError for what `check` and `check_start` refuse; of several methods it names the
-    one."""
+    """Raise ValueError for what `check` and `check_start` refuse. If there are several methods, the
+    error names the method."""
     # One job of each method: those of other seeds differ in what is drawn alone.
     by_label = {job.method: job for job in jobs}
     for label, job in by_label.items():

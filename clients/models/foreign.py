@@ -26,7 +26,7 @@ TRAINING = (STEP, OPTIMIZERS, "manual_backward", "optimizer_step")
 LIBRARIES = ("lightning", "pytorch_lightning")  # whose base classes define these
 SPREAD = 0.1  # of the noise on parameters, so that a scale of 1 shows in a trial
 SCALES = (1.0, 100.0)  # of the inputs of a trial, so that a bound of the outputs shows
-MIXED = 0.01  # of the largest output: rounding differs less where inputs share a pass
+MAX_MIXING = 0.01  # of the largest output: rounding differs less between batches
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)  # of inputs of another kind
 
 
@@ -245,14 +245,14 @@ def warn_if_not_fixed(network: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 def _warn_if_mixed(network: nn.Module, x: Tensor, outputs: Tensor) -> None:
-    """Warn once if the network gives other outputs for a part of the inputs x alone."""
+    """Warn once if the outputs for half of the inputs x change without the other half."""
     part = x[: len(x) // 2]
     alone = _output_for(network, part)
     if alone is None:
         return
     beside_others = outputs[: len(part)].float()
     difference = (alone.float() - beside_others).abs().max()
-    if difference <= MIXED * beside_others.abs().max():
+    if difference <= MAX_MIXING * beside_others.abs().max():
         return
     name = type(network).__name__
     untracked = untracked_norms(network)
@@ -260,9 +260,9 @@ def _warn_if_mixed(network: nn.Module, x: Tensor, outputs: Tensor) -> None:
     if untracked:
         cause = f": {', '.join(untracked):.200} keep no running statistics"
     say_once(
-        f"{name} gives other outputs for an input beside other inputs, also in evaluation mode"
-        f"{cause}; so scores and predictions depend on which inputs share a pass; use layers that "
-        "treat each input alone then, as batch normalisation with running statistics does",
+        f"the outputs of {name} for an input depend on the other inputs of its batch, also in "
+        f"evaluation mode{cause}; so scores and predictions depend on the batches; use layers that "
+        "treat each input alone in evaluation mode, as batch normalisation with running statistics",
         WARNING,
     )
 

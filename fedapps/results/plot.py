@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 MARKED = 20  # points of a line that have a marker
 NO_CHANGE = "none"  # the choice of a client that keeps the global model
-SHORT = 24  # characters of a name that fits below a figure's axis, turned a little
-LINE = 40  # characters of a line of a longer name
+MAX_SLANTED = 24  # characters of a name that fits below an axis at a slant
+MAX_LINE = 40  # characters of a line of a longer name
 LINE_HEIGHT = 0.18  # inches
 CHARACTER_WIDTH = 0.08  # inches, on average
 MAX_NUMBERED_CELLS = 400  # of a matrix; in smaller cells numbers would overlap
@@ -159,15 +159,20 @@ def clients(runs: "DataFrame") -> "Figure":
 
 
 def _lines_of(name: str) -> list[str]:
-    """A method's name for an axis, in lines of at most `LINE` characters where it has blanks."""
-    lines = wrap(name, LINE, break_long_words=False, break_on_hyphens=False)
+    """A method's name for an axis, in lines of at most `MAX_LINE` characters, cut at blanks."""
+    lines = wrap(name, MAX_LINE, break_long_words=False, break_on_hyphens=False)
     return [shown(line) for line in lines]
+
+
+def _are_long(names: Sequence[str]) -> bool:
+    """Whether a name is too long to stand below an axis at a slant."""
+    return max(map(len, names)) > MAX_SLANTED
 
 
 def _set_names(axis: "Axes", names: Sequence[str]) -> None:
     """Name the places 0, 1, … of the horizontal axis; long names stand upright, in lines."""
     texts = ["\n".join(_lines_of(name)) for name in names]
-    if max(map(len, names)) > SHORT:
+    if _are_long(names):
         axis.set_xticks(range(len(names)), texts, rotation=90)
     else:
         axis.set_xticks(range(len(names)), texts, rotation=30, ha="right")
@@ -175,7 +180,7 @@ def _set_names(axis: "Axes", names: Sequence[str]) -> None:
 
 def _make_room(figure: "Figure", names: Sequence[str]) -> None:
     """Enlarge a figure whose panels have these names below, if they are long."""
-    if max(map(len, names)) <= SHORT:
+    if not _are_long(names):
         return
     most_lines = 0
     longest_line = 0

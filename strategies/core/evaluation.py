@@ -385,7 +385,7 @@ def foreign_means(records: list[RecordDict], weighted_by: str) -> MetricRecord:
     for name in sorted(values):
         shapes = {value.shape for value in values[name]}
         if len(shapes) > 1:
-            lengths = ", ".join(_length(shape) for shape in sorted(shapes))
+            lengths = ", ".join(_sent(shape) for shape in sorted(shapes))
             say_once(
                 f"the metric {name!r} is left out: clients sent {lengths}; send lists of one "
                 "length",
@@ -398,6 +398,6 @@ def foreign_means(records: list[RecordDict], weighted_by: str) -> MetricRecord:
     return result
 
 
-def _length(shape: tuple[int, ...]) -> str:
+def _sent(shape: tuple[int, ...]) -> str:
     """What clients sent whose metric has this shape."""
     return f"lists of {shape[0]}" if shape else "single numbers"

@@ -194,8 +194,8 @@ class Privacy(Configured):
             self._notify()
 
     def check_users(self, count: int, round_: int) -> None:
-        """Raise ValueError before the first round if more clients train than the mean is over. Who
-        comes later ends no run: the log warns."""
+        """Raise ValueError before the first round if more clients train than the mean is over. For
+        clients that join later a warning is logged."""
         if self.mode != "central" or count <= self.users:
             return
         sentence = (

@@ -124,8 +124,8 @@ class PersonalizedStrategy(StrategyHooks):
         queries, of further exchanges and, unless `evaluate_config` is given, of evaluations.
         `evaluate_fn` gets the round's number and `global_model`, after each round.
 
-        Raises ValueError for arguments of another kind, and for an `evaluate_fn` where there is no
-        global model, RuntimeError when the run cannot continue."""
+        Raises ValueError for arguments of a wrong type or out of range, and for an `evaluate_fn`
+        where there is no global model, RuntimeError when the run cannot continue."""
         _check_start(initial_arrays, num_rounds, timeout)
         if evaluate_fn is not None and (self.keeps_arrays or not self.holds_model):
             raise ValueError(
@@ -311,8 +311,8 @@ class PersonalizedStrategy(StrategyHooks):
             WARNING,
             "the run that this one continues had clients %s, which are not connected; clients %s "
             "are new and begin without what the server keeps of each. Flower gives a node without "
-            "a key, and each simulated one, another id when it starts again: then let clients tell "
-            "an id of their own, see docs/how-to/flower-app.md",
+            "a key, and each simulated one, another id when it starts again: then let clients "
+            "report ids of their own, see docs/how-to/flower-app.md",
             _some(away),
             _some(new),
         )
@@ -487,7 +487,7 @@ class PersonalizedStrategy(StrategyHooks):
             if finite(self.arrays):
                 causes += "; training diverged: lower lr"
             else:
-                causes += "; so do the arrays that clients were sent: start from others"
+                causes += "; the arrays that clients got are not finite, either: start from others"
         raise RuntimeError(
             f"{self._unmet_requirement()}round {now.number}: {count}, min-valid-replies is "
             f"{least}{causes}"
@@ -692,7 +692,7 @@ def check_num_rounds(num_rounds: Any) -> None:
 
 
 def _check_start(initial_arrays: Any, num_rounds: Any, timeout: Any) -> None:
-    """Raise ValueError for arguments of `start` that are of another kind."""
+    """Raise ValueError for arguments of `start` of a wrong type or out of range."""
     if not isinstance(initial_arrays, ArrayRecord):
         raise ValueError(
             f"initial_arrays is a {type(initial_arrays).__name__}; give an ArrayRecord, as "

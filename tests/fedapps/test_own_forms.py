@@ -524,13 +524,13 @@ class MinusMean(nn.Linear):
     [
         (
             lambda: nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), linear()),
-            ["Sequential gives other outputs for an input beside other inputs, also in evaluation "
-             "mode: 0 keep no running statistics; so scores"],
+            ["the outputs of Sequential for an input depend on the other inputs of its batch, also "
+             "in evaluation mode: 0 keep no running statistics; so scores"],
         ),
         (
             lambda: MinusMean(3, 2),
-            ["MinusMean gives other outputs for an input beside other inputs, also in evaluation "
-             "mode; so scores"],
+            ["the outputs of MinusMean for an input depend on the other inputs of its batch, also "
+             "in evaluation mode; so scores"],
         ),
         (lambda: nn.Sequential(nn.BatchNorm1d(3), linear()), []),
     ],

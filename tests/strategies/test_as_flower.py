@@ -131,7 +131,9 @@ def test_arguments_of_another_kind_are_refused(arguments, words):
 def test_a_start_that_is_not_finite_is_no_training_that_diverged():
     with pytest.raises(RuntimeError) as error:
         FedAvg().start(clients()[0], to_record({"w": np.array([np.nan, 1], np.float32)}), 1)
-    assert "so do the arrays that clients were sent: start from others" in str(error.value)
+    assert "the arrays that clients got are not finite, either: start from others" in str(
+        error.value
+    )
     assert "lower lr" not in str(error.value)
 
 

@@ -348,8 +348,7 @@ def _check_fit(parts: list[Raw], source: Path | str) -> None:
 
 
 def _empty_classes(raw: Raw, source: Path | str) -> list[str]:
-    """A note on numbers between those of the classes that no sample has, such as 3 beside 2 and
-    4."""
+    """A note on classes without a sample, as 3 is where samples have 2 and 4."""
     present = np.unique(raw.y)
     # The caller refuses numbers below 0, and those that leave most classes empty.
     if not len(present) or present[0] < 0 or is_sparse(0, int(present[-1]), len(present)):
@@ -360,9 +359,9 @@ def _empty_classes(raw: Raw, source: Path | str) -> list[str]:
         return []
     names = [raw.classes[label] if raw.classes else str(label) for label in empty]
     return [
-        f"{source}: no sample has the class {listed(names)}: of {count} classes {len(empty)} are "
-        "empty, and have outputs of the network all the same; give the labels as texts if they are "
-        "no classes"
+        f"{source}: no sample has the class {listed(names)} (empty: {len(empty)} of {count} "
+        "classes), but the network has an output for each class; give the labels as texts if these "
+        "numbers are no classes"
     ]
 
 
