@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, load_file, save
+from safetensors.numpy import load, save
 
 from clients.core.arrays import Arrays
 from clients.core.protocol import RUN_TOKEN
@@ -65,15 +65,6 @@ def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
-
-
-def read_safetensors(file: Path) -> Arrays:
-    """The arrays of a safetensors file, by name. Raises ValueError if it is damaged."""
-    try:
-        arrays = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    return dict(sorted(arrays.items()))  # the library's order changes from process to process
 
 
 def digest(data: bytes) -> str:

@@ -27,11 +27,6 @@ def binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(z, y.to(z.dtype).view(z.shape))
 
 
-def like_outputs(z: Tensor, y: Tensor, task: str) -> Tensor:
-    """Labels y in the shape of the outputs z (n, 1) for `binary`, where y is (n,)."""
-    return y.view(z.shape) if task == BINARY else y
-
-
 LOGITS, PROBABILITIES = "logits", "probabilities"  # what a user's network gives
 
 

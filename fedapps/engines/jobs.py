@@ -78,7 +78,7 @@ class Job:
             return {}
         summary = read_json(file)
         if not isinstance(summary, dict):
-            raise ValueError(f"{file} is damaged: no table")
+            raise ValueError(f"{file} is damaged: it holds no table")
         return summary
 
     def undone_rounds(self) -> int:
