@@ -189,7 +189,8 @@ def _experiment_of(
                 dataset = str(config["dataset"])
         rank = (len(rows), RELEASED not in experiment.reasons)
         if rows and rank > best:
-            best, found = rank, (name, dataset)
+            best = rank
+            found = (name, dataset)
     if not found[0]:
         raise ValueError(f"no experiment runs the column {column['name']} of {table}")
     return found

@@ -81,7 +81,8 @@ def check_trains_as(method: str) -> None:
                     "leave trains_as out"
                 )
     # By default training messages carry what `personalize` gives.
-    own, others = entry.strategy, other.strategy
+    own = entry.strategy
+    others = other.strategy
     sends_personalized = _is_same_member(own, others, "broadcast")
     if sends_personalized and not _is_same_member(own, others, "personalize"):
         raise ValueError(

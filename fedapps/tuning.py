@@ -114,7 +114,9 @@ def distribution(values: Any) -> "BaseDistribution":
 
     if isinstance(values, list):
         return CategoricalDistribution(values)
-    low, high, log = values["low"], values["high"], values.get("log", False)
+    low = values["low"]
+    high = values["high"]
+    log = values.get("log", False)
     if isinstance(low, int) and isinstance(high, int):
         return IntDistribution(low, high, log)
     return FloatDistribution(float(low), float(high), log)

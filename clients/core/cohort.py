@@ -110,7 +110,8 @@ class Work:
 
     def kind(self) -> tuple[object, ...]:
         """A key: work with equal keys can be done together."""
-        client, samples = self.client, self.samples
+        client = self.client
+        samples = self.samples
         shapes: list[object] = []
         for name, parameter in self.trained.items():
             shapes.append((name, parameter.shape, True))

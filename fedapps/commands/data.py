@@ -61,7 +61,8 @@ def data(
         overrides["dataset"] = name
         external_code.allow(*external_code.named(overrides))
         config = override(defaults() | {"dataset": name}, overrides)
-        entry, (_, data_dir, options) = loading.described(config), loading.named(config)
+        entry = loading.described(config)
+        _, data_dir, options = loading.named(config)
         kind = "" if entry.inputs is None else f" ({entry.inputs.kind})"
         say(console, f"{name}: {entry.summary}; {entry.labels_text}, inputs {entry.shape}{kind}")
         say(console, f"from: {loading.source(name, data_dir)}")

@@ -48,7 +48,8 @@ def _ascii_name(name: str) -> str:
         ascii_name = given.encode("idna").decode("ascii")
         same = given.isascii() or ascii_name.encode("ascii").decode("idna") == given
     except UnicodeError:  # e.g. a label that is too long
-        ascii_name, same = "", False
+        ascii_name = ""
+        same = False
     labels = ascii_name.split(".")
     if len(ascii_name) > MAX_NAME or not all(LABEL.fullmatch(label) for label in labels):
         raise ValueError(

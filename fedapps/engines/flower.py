@@ -67,7 +67,8 @@ class Flwr:
     reaches this machine and `hosts` without a proxy."""
 
     def __init__(self, home: Path, name: str, *hosts: str) -> None:
-        self.home, self.name = home, name
+        self.home = home
+        self.name = name
         self.env = environment(home, *hosts)
 
     def submit(self, config: Mapping[str, Value], federation: str = "") -> int:
@@ -137,7 +138,8 @@ class Flwr:
                 start_new_session=True,  # Ctrl-C reaches this process alone, which may delay it
             )
         except subprocess.TimeoutExpired as error:
-            name, seconds = arguments[0], round(COMMAND_SECONDS)
+            name = arguments[0]
+            seconds = round(COMMAND_SECONDS)
             raise RuntimeError(f"flwr {name} had no answer in {seconds} seconds") from error
 
     def _neutral(self) -> Path:
@@ -152,7 +154,8 @@ class SuperLink(Flwr):
 
     def __init__(self, home: Path, log: Path) -> None:
         super().__init__(home, NAME)
-        self.log_file, self.port = log, free_port()
+        self.log_file = log
+        self.port = free_port()
         self.env |= {
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use this environment, not a new one

@@ -117,7 +117,9 @@ class LocalGrid(AnsweringGrid):
     def __init__(self, node_configs: Sequence[UserConfig]) -> None:
         super().__init__()
         self._count = len(node_configs)
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 0
+        TaskIdentity.task_id = 0
 
     def get_node_ids(self) -> Iterable[int]:
         """The nodes' ids."""
@@ -182,7 +184,9 @@ class InProcessGrid(LocalGrid):
         pause: Pause = lambda: None,
     ) -> None:
         super().__init__(node_configs)
-        self.client_app, self.cohort, self._pause = client_app, Cohort(cohort), pause
+        self.client_app = client_app
+        self.cohort = Cohort(cohort)
+        self._pause = pause
         self.contexts = Contexts(run_config, node_configs)
         self._contexts_after: dict[int, Context] = {}  # of replies that may come too late
 
@@ -247,7 +251,8 @@ class Simulated(Sequence[UserConfig]):
     Each is made when it is read."""
 
     def __init__(self, num_nodes: int, **more: bool) -> None:
-        self._num_nodes, self._more = num_nodes, more
+        self._num_nodes = num_nodes
+        self._more = more
 
     def __len__(self) -> int:
         return self._num_nodes

@@ -46,7 +46,8 @@ class MemoryFiles:
         Returns `value` itself if there is no such file, `value` is too large or memory is full."""
         if number >= len(self):
             return value
-        file, data = self._descriptors[number], pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        file = self._descriptors[number]
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         with suppress(OSError):
             if len(data) <= LIMIT and os.pwrite(file, data, 0) == len(data):
                 os.truncate(file, len(data))

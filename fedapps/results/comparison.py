@@ -436,7 +436,8 @@ def paired_t_pvalue(differences: "Series") -> float:
 
 def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
     """What the shown `columns` mean, and the conditions of the numbers."""
-    runs, published = comparison.runs, comparison.published
+    runs = comparison.runs
+    published = comparison.published
     shown = [column(score).score for score in comparison.lines.score.unique()]
     errors = any(score.in_units for score in shown)
     notes = []

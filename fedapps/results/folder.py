@@ -44,7 +44,8 @@ def write_client_states(run: Path, memories: Mapping[int, Arrays]) -> str:
     temporary.mkdir()
     try:
         for client, arrays in memories.items():
-            file, data = temporary / f"{client}.safetensors", array_bytes(arrays)
+            file = temporary / f"{client}.safetensors"
+            data = array_bytes(arrays)
             write_files({file: data})
             digests[file.name] = digest(data)
         remove_folder(run / CLIENTS)

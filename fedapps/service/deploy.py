@@ -123,7 +123,8 @@ class Deployment:
     def write(self) -> None:
         """Write all files that the processes need, with a start script for each."""
         # The SuperLink keeps its registered nodes there when it restarts.
-        database, tls = self.folder / "superlink.db", self.folder / "tls"
+        database = self.folder / "superlink.db"
+        tls = self.folder / "tls"
         self.folder.mkdir(parents=True, exist_ok=True)
         # It holds models and messages. SQLite's further files get its mode.
         create(database, 0o600).close()
@@ -158,7 +159,8 @@ class Deployment:
         write_text(self.folder / DEPLOYMENT, json.dumps(asdict(self) | {"folder": ""}, indent=1))
 
     def _write_node(self, i: int, node: str) -> None:
-        key, state = self.folder / "keys" / node, self.folder / "state" / node
+        key = self.folder / "keys" / node
+        state = self.folder / "state" / node
         for place in (state.parent, state):  # clients' models and predictions
             make_folder(place)
             place.chmod(0o700)

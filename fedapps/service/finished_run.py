@@ -169,7 +169,8 @@ def load(run: str | Path, *, round: str = "best", allow: Sequence[str] = ()) -> 
 
 def restore_strategy(run: FinishedRun, grid: Grid) -> PersonalizedStrategy:
     """The run's strategy in its final state, over the nodes of a grid."""
-    entry, config = METHODS[run.method], run.config
+    entry = METHODS[run.method]
+    config = run.config
     network = method_model(run.method, config, run.card.info())
     strategy = build_strategy(
         config,

@@ -127,7 +127,8 @@ def override(
     for key in sorted(keys, key=section_of):  # common keys first: a method's key wins over them
         if key not in result:
             raise ValueError(_unknown(key, result))
-        value, former = changes[key], result[key]
+        value = changes[key]
+        former = result[key]
         if not _is_same(value, former):
             result[key] = check(key, value, former)
             for heir in _heirs(key, former, result, changes):

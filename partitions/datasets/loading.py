@@ -216,6 +216,15 @@ def _entry(name: str) -> Info | None:
 @cache
 def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
     """A user's data, at a path or from a function, with an `Info` from its content."""
+    raw, key = _read_own(name, root, options)
+    _held[name, root, options] = key
+    for note in raw.notes:
+        logger.warning("%s", note)
+    return _checked(_info_of(name, raw), raw, name, key)
+
+
+def _read_own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> tuple[Raw, str]:
+    """A user's data, from the cache if it has them, and their key in it."""
     given = dict(options)
     size = given.pop("image_size", 0)
     label = given.pop("label_column", "")
@@ -233,14 +242,16 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
                 read_files(path, size, label=label, task=task, inputs=inputs, skip=skip), name
             ),
         )
-    elif _may_cache(name, given):
+        return raw, key
+    if _may_cache(name, given):
         raw = cached(key, lambda: _numbered(_made(name, given, task, inputs), name))
-    else:
-        raw = _numbered(_made(name, given, task, inputs), name)
-        key = content_key(name, raw)
-    _held[name, root, options] = key
-    for note in raw.notes:
-        logger.warning("%s", note)
+        return raw, key
+    raw = _numbered(_made(name, given, task, inputs), name)
+    return raw, content_key(name, raw)
+
+
+def _info_of(name: str, raw: Raw) -> Info:
+    """What a user's data are, by their content."""
     count = raw.y.shape[-1]  # of labels or values
     if raw.y.ndim == 1:
         count = len(raw.classes) or int(raw.y.max()) + 1
@@ -261,11 +272,12 @@ def _own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
         columns=columns,
         task=raw.task,
         inputs=raw.inputs or Description(_KIND_OF_AXES.get(len(shape), IMAGE)),
+        clients_words=bool(raw.words),
+        owner=raw.owner,
     )
     if are_tokens and entry.inputs is not None and raw.x.size:
         entry = replace(entry, num_tokens=_num_tokens(entry.inputs, raw))
-    entry = replace(entry, clients_words=bool(raw.words), owner=raw.owner)
-    return _checked(entry, raw, name, key)
+    return entry
 
 
 def _num_tokens(inputs: Description, raw: Raw) -> int:

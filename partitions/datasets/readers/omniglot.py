@@ -20,7 +20,9 @@ def read_omniglot(folder: Path) -> Raw | None:
     """Images (n, 1, 28, 28), a class for each character, column "alphabet"."""
     from PIL import Image, UnidentifiedImageError
 
-    x, names, alphabets = [], [], []
+    x = []
+    names = []
+    alphabets = []
     for name, data in _drawings(folder):
         alphabet, character = name.split("/")[-3:-1]
         try:

@@ -20,6 +20,7 @@ from partitions.datasets.description import (
     CATEGORY,
     IMAGE,
     TABLE,
+    Column,
     Description,
     names_in,
 )
@@ -316,13 +317,9 @@ def read_frame(
             note = note_alike(column.categories, f"column {name}:", "categories")
             if note:
                 notes.append(f"{source}, {note}")
-            natural[column.name] = frame[name].fillna("").astype(str).str.strip().to_numpy(str)
-        elif frame[name].dtype.kind == "M":
-            natural[column.name] = (
-                frame[name].astype(str).where(frame[name].notna(), "").to_numpy(str)
-            )
-        elif _is_rounded(frame[name]):
-            natural[column.name] = frame[name].to_numpy()
+        owners = _owners(column, frame[name])
+        if owners is not None:
+            natural[column.name] = owners
     y = None
     if label_columns:
         y, classes = _labels(frame, label_columns, source, task, notes, classes, later)
@@ -336,6 +333,18 @@ def read_frame(
         num_validation=sizes[1],
     )
     return joined([raw], source, later=later, task=task).noted(*notes)
+
+
+def _owners(column: Column, series: Any) -> np.ndarray | None:
+    """The values (n,) of a column that is natural: texts, dates as texts, and whole numbers that
+    float64 rounds; "" where there is none. None for other columns."""
+    if column.kind == CATEGORY:
+        return np.asarray(series.fillna("").astype(str).str.strip().to_numpy(str))
+    if series.dtype.kind == "M":
+        return np.asarray(series.astype(str).where(series.notna(), "").to_numpy(str))
+    if _is_rounded(series):
+        return np.asarray(series.to_numpy())
+    return None
 
 
 def _is_rounded(series: Any) -> bool:
