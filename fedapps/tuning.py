@@ -196,6 +196,7 @@ class Tuning:
             return self._tune(methods, trials)
 
     def _tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
+        """The trials of `tune`, without its checks."""
         outcomes: list[Outcome] = []
         for method in methods:
             study = self._study(method)

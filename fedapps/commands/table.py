@@ -1,6 +1,6 @@
 """``fedapps table``: the runs of a folder as a table for a terminal, a page or a paper."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,10 +52,9 @@ def table(
         from fedapps.results.comparison import compare
         from fedapps.results.runs import failures, read_runs
 
-        if asked := listed(scores):
-            for option, value in (("by", by), ("across", across), ("experiment", experiment)):
-                if value:
-                    raise ValueError(f"--{option} does not go with --scores; remove one")
+        asked = listed(scores)
+        if asked:
+            _check_alone({"by": by, "across": across, "experiment": experiment})
             show_scores(folder, asked, round_, against, format_)
             return
         runs, problems = read_runs(folder)
@@ -63,7 +62,8 @@ def table(
         if format_ == "latex":
             from fedapps.results.formats import displayed
 
-            runs, against = runs.assign(method=runs.method.map(displayed)), displayed(against)
+            runs = runs.assign(method=runs.method.map(displayed))
+            against = displayed(against)
         published = published_for(folder, experiment)
         comparison = compare(runs, by=keys, round_=round_, against=against, published=published)
     except (ValueError, OSError) as error:
@@ -77,6 +77,13 @@ def table(
         return
     shown = side_by_side(comparison, across) if across else as_table(comparison)
     show(shown, format_)
+
+
+def _check_alone(options: Mapping[str, str]) -> None:
+    """Raise ValueError for one of these options that is given beside --scores."""
+    for option, value in options.items():
+        if value:
+            raise ValueError(f"--{option} does not go with --scores; remove one")
 
 
 def warn(problems: Iterable[str]) -> None:
