@@ -159,8 +159,8 @@ def _suited_to_data(config: "Config", infos: "Sequence[Info]", experiment: Exper
 
 
 def _without_undone(settings: "Config", config: "Config", base: "Config | None") -> Collection[str]:
-    """The keys of the settings but those that take back what the saved run `base` has: beside a
-    setting that is off they are at their defaults, and must be."""
+    """The keys of the settings, without those that only return the saved run `base` to a default:
+    such a key is no mistake where the setting beside it is off."""
     from fedapps.settings.config import defaults
 
     if base is None:
@@ -168,8 +168,9 @@ def _without_undone(settings: "Config", config: "Config", base: "Config | None")
     by_default = defaults()
     given = []
     for key in settings:
-        is_undone = key in base and base[key] != config[key] == by_default.get(key)
-        if not is_undone:
+        differs_from_base = key in base and base[key] != config[key]
+        is_default = key in by_default and config[key] == by_default[key]
+        if not (differs_from_base and is_default):
             given.append(key)
     return given
 
