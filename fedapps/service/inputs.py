@@ -169,7 +169,8 @@ def _tokens(raw: Raw, path: Path, card: Card) -> Raw:
         x = renumbered(x, raw.words, card.words)
     y = raw.y
     if card.classes == SENTIMENTS and not raw.classes and raw.labeled:
-        y = np.array([LABELS_OF_TWEETS.get(str(label), UNLABELED) for label in y.tolist()])
+        numbers = {**LABELS_OF_TWEETS, str(LACKING): LACKING}
+        y = np.array([numbers.get(str(label), UNLABELED) for label in y.tolist()])
     return replace(raw, x=of_length(x, card.shape[0]), y=y)
 
 

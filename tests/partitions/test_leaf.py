@@ -22,6 +22,7 @@ from fedapps.service.serving import serve_once
 from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import read_arguments
 from partitions.datasets import loading
+from partitions.datasets.readers.raw import UNLABELED
 from partitions.datasets.words import CHARACTERS, most_frequent, renumbered
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -307,7 +308,7 @@ def test_users_are_the_clients_where_nobody_named_a_partition(tmp_path, capsys):
     assert settings["partition"] == "iid"
 
 
-def test_a_later_client_is_served_texts_by_the_runs_words(tmp_path):
+def test_a_later_client_is_served_texts_by_the_runs_words(tmp_path, caplog):
     """The card keeps the training clients' words; others are unknown, and padding comes first."""
     sent140(tmp_path)
     settings = config(tmp_path, "sent140", **{"num-clients": 3}, model="word-lstm", rounds=1)
@@ -322,6 +323,14 @@ def test_a_later_client_is_served_texts_by_the_runs_words(tmp_path):
     tokens = inputs.share.everything[:][0]
     assert tokens[0].tolist() == 23 * [0] + [2 + words.index(word) for word in ("good", "day")]
     assert inputs.labels.tolist() == [1, 0]
+    texts = ["good day", "bad", "good"]
+    for labels in ([4, None, 0], ["4", None, "0"]):
+        some = finished.inputs(one_file(tmp_path / "some", {"eve": (texts, labels)}))
+        assert some.labels.tolist() == [1, UNLABELED, 0]
+        assert "1 of 3 samples have no label, and are not scored" in caplog.text
+    none = finished.inputs(one_file(tmp_path / "none", {"eve": (texts, [None] * 3)}))
+    assert none.labels is None
+    assert "none of the run's 2 classes" not in caplog.text
     result = finished.serve(inputs)
     assert {row.split(",")[1] for row in result.predictions().splitlines()[1:]} <= {
         "negative",

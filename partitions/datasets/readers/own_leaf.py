@@ -19,7 +19,7 @@ from partitions.datasets.description import (
     TOKENS,
     Description,
 )
-from partitions.datasets.labels import of_task
+from partitions.datasets.labels import of_later, of_task
 from partitions.datasets.readers.convert import as_inputs, joined
 from partitions.datasets.readers.leaf import (
     LABELS_OF_TWEETS,
@@ -208,10 +208,10 @@ def _words(
     x, words = word_tokens(texts)
     if not words:
         raise ValueError(f"{path}: no text holds a word")
-    given = {str(label) for label in labels}
+    given = {str(label) for label in labels if label is not None}
     if given <= LABELS_OF_TWEETS.keys():  # 0 and 4 are Sent140's, in whose files they may be texts
         kind = int if later or "4" not in given else str  # as texts they are no classes 0 … 4
-        labels = [kind(label) for label in labels]
+        labels = [None if label is None else kind(label) for label in labels]
     raw = _labeled(x, labels, Description(TOKENS, texts=BY_WORD), path, later, task, notes)
     return replace(raw, words=words)
 
@@ -253,5 +253,6 @@ def _labeled(
         given = np.array(labels)
     except ValueError as error:
         raise ValueError(f"{path}: labels are lists of several lengths") from error
-    y = of_task(given, str(path), task, notes)
-    return joined([Raw(x, y, len(x), inputs=inputs)], path, later=later, task=task)
+    read = of_later if later else of_task
+    y = read(given, str(path), task, notes)
+    return joined([Raw.of(x, y, len(x), inputs=inputs)], path, later=later, task=task)
