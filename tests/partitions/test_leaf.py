@@ -329,7 +329,7 @@ def test_a_later_client_is_served_texts_by_the_runs_words(tmp_path, caplog):
         assert some.labels.tolist() == [1, UNLABELED, 0]
         assert "1 of 3 samples have no label, and are not scored" in caplog.text
     none = finished.inputs(one_file(tmp_path / "none", {"eve": (texts, [None] * 3)}))
-    assert none.labels is None
+    assert none.labels.tolist() == [UNLABELED] * 3
     assert "none of the run's 2 classes" not in caplog.text
     result = finished.serve(inputs)
     assert {row.split(",")[1] for row in result.predictions().splitlines()[1:]} <= {
