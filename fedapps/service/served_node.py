@@ -2,7 +2,6 @@
 
 Predictions, labels and accuracies stay on the node."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from clients.core.client import Client
 from clients.core.protocol import AGAIN, METHOD, RUN_TOKEN
 from fedapps.node.bridge import load_state, unpack
 from fedapps.results.card import Card
+from fedapps.saved import read_json
 from fedapps.service.delivery import REPORT, PersonalizationResult, result_of
 from fedapps.service.inputs import Inputs, read_input_files
 from fedapps.settings.config import completed
@@ -49,14 +49,25 @@ def _task(context: Context) -> tuple[Card, Inputs]:
 def wants(message: Message, context: Context) -> Message:
     """Whether the node lacks this run's model for its present data."""
     card, inputs = _task(context)
-    file = _state_dir(context) / REPORT
+    folder = _state_dir(context)
     config, _ = unpack(message.content)
-    wanted = True
-    if file.is_file() and not config.get(AGAIN):
-        # The last model's report names its run and its data.
-        report = json.loads(file.read_text("utf-8"))
-        wanted = report["run"] != card.run or report["data"] != inputs.digest()
+    wanted = bool(config.get(AGAIN)) or not _has_model(folder, card, inputs)
     return reply(message, wants=int(wanted))
+
+
+def _has_model(folder: Path, card: Card, inputs: Inputs) -> bool:
+    """Whether the last model in the folder is of this run and these data, by its report. A damaged
+    report, which would be so for ever, counts as none."""
+    file = folder / REPORT
+    if not file.is_file():
+        return False
+    try:
+        report = read_json(file)
+    except ValueError:
+        return False
+    if not isinstance(report, dict):
+        return False
+    return report.get("run") == card.run and report.get("data") == inputs.digest()
 
 
 def serve(message: Message, context: Context, make: Make) -> Message:

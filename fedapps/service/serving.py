@@ -11,13 +11,14 @@ from flwr.serverapp import Grid
 
 from clients.core.arrays import Arrays
 from clients.core.protocol import AGAIN, WANTED, WANTS
-from fedapps.service.finished_run import FinishedRun, hand_out, restore_strategy
+from fedapps.service.finished_run import FAILED, FinishedRun, hand_out, restore_strategy
 from fedapps.settings.config import Config
 from strategies.core.replies import Node
 from strategies.core.roster import NoClientStartsError
 from strategies.core.strategy import PersonalizedStrategy
 
 LINE = "served by fedapps:"  # start of the log lines that `fedapps serve` prints
+NO_CLIENT = -1  # stands for a client's id in a line about nodes that have none
 
 
 def check_serving(config: Config) -> None:
@@ -36,13 +37,15 @@ def serve(grid: Grid, config: Config) -> None:
     strategy = restore_strategy(run, grid)
     strategy.timeout = float(config["serve-timeout"])
     again: set[int] | None = set() if config["serve-again"] else None
-    logged: dict[int, str] = {}  # the last line of each client
+    logged: dict[int, str] = {}  # each client's line of the last turn
     while True:
-        for client, line in serve_once(strategy, run, again).items():
-            # A node that waits or lacks labels says the same in every turn.
+        lines = serve_once(strategy, run, again)
+        for client, line in lines.items():
+            # A node that waits, fails or lacks labels says the same in every turn.
             if logged.get(client) != line:
-                logged[client] = line
-                logging.getLogger("flwr").info("%s client %s: %s", LINE, client, line)
+                about = line if client == NO_CLIENT else f"client {client}: {line}"
+                logging.getLogger("flwr").info("%s %s", LINE, about)
+        logged = lines
         time.sleep(float(config["serve-every"]))
 
 
@@ -55,17 +58,23 @@ def serve_once(
     try:
         nodes = strategy.present()
     except NoClientStartsError as error:
-        return {-1: f"waiting: {error}"}
+        return {NO_CLIENT: f"waiting: {error}"}
     except RuntimeError:  # no node is present
         return {}
-    able = []
     lines: dict[int, str] = {}
+    refusals = strategy.roster.refusals
+    if refusals:
+        count = "1 node" if len(refusals) == 1 else f"{len(refusals)} nodes"
+        lines[NO_CLIENT] = f"{count} cannot start: {refusals[0].reason}"
+    able = []
     for node in nodes:
         if run.novel or not node.novel:
             able.append(node)
         else:
             lines[node.client] = f"{run.method} has no model without labels"
-    wanting = nodes_wanting_model(strategy, able, again)
+    wanting, silent = nodes_wanting_model(strategy, able, again)
+    for node in silent:
+        lines[node.client] = FAILED
     refused = hand_out(strategy, wanting) if wanting else {}
     for node in wanting:
         role = "novel" if node.novel else "training"
@@ -77,8 +86,8 @@ def serve_once(
 
 def nodes_wanting_model(
     strategy: PersonalizedStrategy, nodes: list[Node], again: set[int] | None
-) -> list[Node]:
-    """The nodes that want their model."""
+) -> tuple[list[Node], list[Node]]:
+    """The nodes that want their model, and those that gave no answer to the question."""
     first_time: dict[Node, Arrays] = {}
     once_more: dict[Node, Arrays] = {}  # such a node wants its model even if it has it already
     for node in nodes:
@@ -87,11 +96,13 @@ def nodes_wanting_model(
         else:
             once_more[node] = {}
     wanting = []
+    silent = set(nodes)
     # One configuration holds for all nodes of an exchange, so these are two exchanges.
     for payloads, repeated in ((first_time, False), (once_more, True)):
         if not payloads:
             continue
         for reply in strategy.exchange(WANTS, payloads, {AGAIN: repeated}):
+            silent.discard(reply.node)
             if reply.metrics.get(WANTED):
                 wanting.append(reply.node)
-    return sorted(wanting)
+    return sorted(wanting), sorted(silent)

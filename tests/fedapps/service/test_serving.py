@@ -9,6 +9,7 @@ import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -26,10 +27,18 @@ from fedapps.engines.flower import Flwr
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.results.card import LONGEST, Card
 from fedapps.serverapp import run_in_process
+from fedapps.service import serving
 from fedapps.service.certificates import make_certificates
 from fedapps.service.deploy import SUPERLINK, Deployment, plan
 from fedapps.service.finished_run import hand_out, restore_strategy
-from fedapps.service.serving import check_serving, nodes_wanting_model, serve, serve_once
+from fedapps.service.serving import (
+    LINE,
+    NO_CLIENT,
+    check_serving,
+    nodes_wanting_model,
+    serve,
+    serve_once,
+)
 from fedapps.settings.config import defaults
 from partitions.inspect import export
 
@@ -151,7 +160,7 @@ def test_two_servers_of_one_run_serve_a_node_as_one_does(folders, tmp_path):
     serve_once(restore_strategy(run, Nodes(run, one)), run)
     grid = Nodes(run, both)
     servers = [restore_strategy(run, grid), restore_strategy(run, grid)]
-    wanting = [nodes_wanting_model(server, server.present(), None) for server in servers]
+    wanting = [nodes_wanting_model(server, server.present(), None)[0] for server in servers]
     for server, nodes in zip(servers, wanting, strict=True):
         assert len(nodes) == 1 and not hand_out(server, nodes)
     assert serve_once(restore_strategy(run, grid), run) == {}
@@ -166,7 +175,42 @@ def test_a_node_that_fails_is_told_and_the_others_are_served(folders, tmp_path):
     own = places([folders[0], tmp_path / "x.npy", folders[1]], tmp_path)
     del own[2]["state-dir"]
     strategy = restore_strategy(run, Nodes(run, own))
+    lines = serve_once(strategy, run)
+    assert lines.pop(NO_CLIENT).startswith("1 node cannot start: ValueError: ")
+    assert lines == {0: "has its model now (training)", 2: FAILED}
+
+
+def test_a_line_is_printed_each_time_that_it_becomes_true(tmp_path, monkeypatch, caplog):
+    """A node that is served once more has had no line in between; one that fails has the same."""
+    served, failed = {0: "has its model now"}, {1: FAILED}
+    turns = iter([served | failed, failed, served | failed | {NO_CLIENT: "1 node cannot start"}])
+    monkeypatch.setattr(serving, "FinishedRun", lambda *_: None)
+    monkeypatch.setattr(serving, "restore_strategy", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(serving, "serve_once", lambda *_: next(turns))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    config = SMALL | {"serve-dir": str(tmp_path)}
+    with caplog.at_level("INFO", "flwr"), pytest.raises(StopIteration):
+        serve(None, config)
+    assert [line.removeprefix(f"{LINE} ") for line in caplog.messages] == [
+        "client 0: has its model now",
+        f"client 1: {FAILED}",
+        "client 0: has its model now",
+        "1 node cannot start",
+    ]
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}"])
+def test_a_node_whose_report_is_damaged_gets_its_model_anew(damage, folders, tmp_path):
+    run = trained("fedavg", tmp_path / "run")
+    own = places([folders[0]], tmp_path)
+    strategy = restore_strategy(run, Nodes(run, own))
     assert serve_once(strategy, run) == {0: "has its model now (training)"}
+    report = tmp_path / "state-0" / "report.json"
+    whole = report.read_text()
+    report.write_text(damage)
+    assert serve_once(strategy, run) == {0: "has its model now (training)"}
+    assert report.read_text() == whole
+    assert serve_once(strategy, run) == {}
 
 
 FAILED, SERVED = "it failed; see the log", "has its model now ({})"
