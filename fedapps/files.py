@@ -44,6 +44,7 @@ PRIVACY = "privacy.json"  # what the run's users have spent
 LOCK = ".lock"  # while a process uses the folder, or after one was killed
 FORMAT = "1"  # of a run's files; docs/reference/run-folder.md describes it
 LIBRARIES = ("fedapps", "flwr", "ray", "torch", "torchvision", "numpy", "flwr-datasets")
+LOCK_SECONDS = 0.2  # longer than `in_use`, as of `fedapps status`, holds a lock
 IN_MEMORY = 128 << 20  # bytes of clients' states that the server keeps in memory
 ALIGNED = 64  # bytes at which an array begins
 
@@ -56,13 +57,11 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     file = folder / LOCK
     if file.is_symlink():
         file.unlink()
-    lock = FileLock(file, timeout=-1 if wait else 0, fallback_to_soft=False)
+    lock = FileLock(file, timeout=-1 if wait else LOCK_SECONDS, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:
-        raise BlockingIOError(
-            f"another process uses the run in {folder}: wait for it, or choose another folder"
-        ) from error
+        raise _used(folder) from error
     except (OSError, NotImplementedError) as error:  # some network disks have no locks
         log(WARNING, "%s cannot be locked: %s", folder, error)
     try:
@@ -72,6 +71,18 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
             with suppress(OSError):  # Windows removes no open file
                 file.unlink(missing_ok=True)
             lock.release()
+
+
+def _used(folder: Path) -> BlockingIOError:
+    return BlockingIOError(
+        f"another process uses the run in {folder}: wait for it, or choose another folder"
+    )
+
+
+def check_free(folder: Path) -> None:
+    """Raise BlockingIOError if a process has locked the folder."""
+    if in_use(folder):
+        raise _used(folder)
 
 
 def in_use(folder: Path) -> bool:

@@ -34,7 +34,7 @@ from fedapps.common.new_files import replaced
 from fedapps.common.settings import present_keys
 from fedapps.common.tasks import AUTO, TASKS, goodness, reported_name, score_named
 from fedapps.engines.jobs import Job
-from fedapps.files import write_text
+from fedapps.files import locked, write_text
 from fedapps.planning import make_jobs, replace_settings
 from fedapps.results.plot import line_styles, save
 from fedapps.results.runs import read_rounds
@@ -185,14 +185,15 @@ class Tuning:
         and none has succeeded.
 
         Raises ValueError if nothing is searched for any of them, and if `output` holds trials of
-        other settings or a damaged study. Raises OSError if the disk does not take the study."""
+        other settings or a damaged study. Raises OSError if the disk does not take the study, or if
+        another process searches in `output`: it would take the trials of this one as its own."""
         import optuna
 
         if not any(map(self._space, methods)):
             raise ValueError(f"[search] has no key of {', '.join(methods)}: nothing to tune")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.output.mkdir(parents=True, exist_ok=True)
-        with _storage_errors(self.output / STORAGE):
+        with locked(self.output), _storage_errors(self.output / STORAGE):
             return self._tune(methods, trials)
 
     def _tune(self, methods: Sequence[str], trials: int) -> list[Outcome]:
@@ -309,7 +310,8 @@ class Tuning:
 
         labels = [trial_label(method, self.search, trial.params) for trial in batch]
         distinct = list(dict.fromkeys(labels))
-        jobs = make_jobs(self.trial_config, distinct, self.seeds, self.output / "trials")
+        config = self.trial_config | {"resume": True}  # a trial that was interrupted continues
+        jobs = make_jobs(config, distinct, self.seeds, self.output / "trials")
         replace_settings(jobs)
         keep_finished(jobs)
         self.run(jobs)

@@ -24,7 +24,7 @@ from fedapps.common.new_files import append_to
 from fedapps.common.proxies import without_proxy
 from fedapps.common.resources import num_cpus
 from fedapps.common.signals import raise_swallowed
-from fedapps.engines.jobs import POLL_SECONDS, Follow, Job, may_start
+from fedapps.engines.jobs import POLL_SECONDS, Follow, Job, finished_elsewhere, may_start
 from fedapps.engines.process_group import GROUP, RESUME_HINT, process_group
 from fedapps.engines.staging import declare, stage
 from fedapps.files import write_text
@@ -283,8 +283,10 @@ def run_on_flower(jobs: list[Job], parallel: int, gpus: float, follow: Follow) -
             # The jobs of a group have one `training-dir`.
             ready = [group for group in waiting if may_start(group[0], jobs)]
             if ready and len(running) < parallel:
-                group = ready[0]
-                waiting.remove(group)
+                waiting.remove(ready[0])
+                group = [job for job in ready[0] if not finished_elsewhere(job)]
+                if not group:
+                    continue
                 try:
                     running[_submit(link, group, gpus)] = group
                 except RuntimeError as error:

@@ -14,7 +14,15 @@ from typing import Any
 
 from fedapps.common.signals import blocked, raise_swallowed
 from fedapps.engines import worker_process
-from fedapps.engines.jobs import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, may_start
+from fedapps.engines.jobs import (
+    EXIT_SECONDS,
+    POLL_SECONDS,
+    Apps,
+    Follow,
+    Job,
+    finished_elsewhere,
+    may_start,
+)
 from fedapps.methods import METHODS
 
 
@@ -32,6 +40,8 @@ def run_as_processes(jobs: list[Job], parallel: int, apps: Apps, follow: Follow)
                     break
                 job = ready_jobs[0]
                 waiting.remove(job)
+                if finished_elsewhere(job):
+                    continue
                 pipe, process = idle.pop() if idle else _start_worker()
                 with suppress(BrokenPipeError):  # the process has died; `recv` will notice
                     pipe.send((apps, job.config))

@@ -15,6 +15,7 @@ from fedapps.files import ERRORS
 from fedapps.methods import METHODS
 from fedapps.saved import read_json
 from fedapps.settings.config import Config
+from fedapps.settings.saved_configurations import differences, unchecked_configuration
 
 POLL_SECONDS = 0.25  # between two looks at the runs
 EXIT_SECONDS = 5.0  # to reach a pause, to write an error, or to end without a job
@@ -42,6 +43,24 @@ class Job:
     seconds: float = 0.0  # of these rounds
     changed_file: str = ""  # of data or code, that has changed since the run began
     _lines: int = field(default=0, repr=False)
+    _planned: tuple[int, int] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Keep which summary was in the folder when the job was planned."""
+        self._planned = self._summary_state()
+
+    def _summary_state(self) -> tuple[int, int] | None:
+        """The size and the time of the last change of the run's summary; None without one."""
+        try:
+            state = (self.folder / "summary.json").stat()
+        except OSError:
+            return None
+        return state.st_size, state.st_mtime_ns
+
+    @property
+    def has_new_summary(self) -> bool:
+        """Whether the folder has a summary that was not there when the job was planned."""
+        return self._summary_state() not in (None, self._planned)
 
     @property
     def name(self) -> str:
@@ -104,6 +123,26 @@ def _report(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return report if isinstance(report, dict) else {}
+
+
+def finished_elsewhere(job: Job) -> bool:
+    """Mark the job as done if another command has finished a run in its folder since this one was
+    planned: its results are kept. If they have another configuration, the job has failed."""
+    if not job.has_new_summary:
+        return False
+    try:
+        if not job.summary().get("finished"):
+            return False
+        other = differences(unchecked_configuration(job.folder), job.config)
+    except (OSError, ValueError):  # damaged: a run replaces it
+        return False
+    if other:
+        job.error = (
+            f"another command has finished a run of another configuration in {job.folder} "
+            f"meanwhile ({other}); choose another --output"
+        )
+    job.done = True
+    return True
 
 
 def may_start(job: Job, jobs: Sequence[Job]) -> bool:

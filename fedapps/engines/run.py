@@ -14,9 +14,17 @@ from fedapps.common.threads import one_thread
 from fedapps.engines.flower import run_on_flower
 from fedapps.engines.in_process_grid import Pause, run_in_process
 from fedapps.engines.job_pool import run_as_processes
-from fedapps.engines.jobs import EXIT_SECONDS, POLL_SECONDS, Apps, Follow, Job, check_engine
+from fedapps.engines.jobs import (
+    EXIT_SECONDS,
+    POLL_SECONDS,
+    Apps,
+    Follow,
+    Job,
+    check_engine,
+    finished_elsewhere,
+)
 from fedapps.engines.ray_engine import on_ray
-from fedapps.files import ERRORS, locked, write_configuration
+from fedapps.files import ERRORS, check_free, locked, write_configuration
 from fedapps.saved import CHECKPOINTS
 from fedapps.settings.config import Config
 from fedapps.trainings import forget, forget_outdated
@@ -67,10 +75,13 @@ def _run_jobs(
     follow(finished)
     for job in finished:  # a run that was killed at its end may have left some
         remove_folder(job.folder / CHECKPOINTS)
-    if not jobs:
-        return
+    for job in jobs:
+        check_free(job.folder)  # before anything is removed
     for job in jobs:
         _prepare(job)
+    jobs = [job for job in jobs if not job.done]
+    if not jobs:
+        return
     parallel = min(parallel, len(jobs))
     if debug:
         for job in jobs:
@@ -108,6 +119,8 @@ def run_in_turn(
 
     def carry_out_all() -> None:
         for job in jobs:
+            if finished_elsewhere(job):
+                continue
             try:
                 check()
                 carry_out(job.config, pause)
@@ -176,9 +189,12 @@ def _forget_trainings(jobs: Sequence[Job]) -> None:
 
 
 def _prepare(job: Job) -> None:
-    """Make the job's folder, without the results of an earlier run."""
+    """Make the job's folder, without the results of an earlier run. One that another command has
+    finished since the job was planned is kept."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with locked(job.folder):
+        if finished_elsewhere(job):
+            return
         for name in ("summary.json", "metrics.jsonl", ERRORS):
             (job.folder / name).unlink(missing_ok=True)
         if not (job.folder / CHECKPOINTS).is_dir():  # --resume needs the file even if no run began

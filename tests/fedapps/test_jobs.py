@@ -6,16 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 from small_runs import SMALL, forked_workers
 
 from fedapps.engines import flower, job_pool, job_worker, worker_process
-from fedapps.engines.flower import flower_runs
-from fedapps.engines.job_pool import longest_first
-from fedapps.engines.run import run_jobs
+from fedapps.engines import run as engines
+from fedapps.engines.flower import flower_runs, run_on_flower
+from fedapps.engines.job_pool import longest_first, run_as_processes
+from fedapps.engines.run import run_in_turn, run_jobs
+from fedapps.files import LOCK, locked, write_configuration
 from fedapps.planning import make_jobs
 from fedapps.serverapp import APPS
 from fedapps.settings.config import defaults
@@ -96,6 +100,102 @@ def test_a_worker_returns_errors_that_are_no_exceptions_and_goes_on(monkeypatch)
         assert ours.recv().startswith(f"Panic: {text} (")
     worker.kill()
     worker.join()
+
+
+class Pipe:
+    """Carries out a job at once, in place of a worker process."""
+
+    def __init__(self, carry_out):
+        self.carry_out = carry_out
+
+    def send(self, task):
+        self.carry_out(task[1])
+
+    def recv(self):
+        return ""
+
+    def close(self):
+        pass
+
+
+def finish(job, **changes):
+    """What another command leaves that has finished a run in the job's folder."""
+    write_configuration(job.folder, job.config | changes)
+    (job.folder / "summary.json").write_text('{"finished": true}')
+
+
+@pytest.mark.parametrize("engine", ["in-process", "pool", "flower"])
+def test_a_run_that_another_command_has_finished_meanwhile_is_kept(engine, tmp_path, monkeypatch):
+    """The second run's folder gets the same run while the first one is carried out, the third one's
+    a run of another learning rate."""
+    jobs = make_jobs(SMALL, ["fedavg", "fedper", "local"], [0], tmp_path)
+    carried_out = []
+
+    def carry_out(config, *_):
+        carried_out.append(config["method"])
+        for job in jobs:
+            job.folder.mkdir(exist_ok=True)
+        finish(jobs[1])
+        finish(jobs[2], lr=0.7)
+
+    if engine == "in-process":
+        run_in_turn(jobs, carry_out, lambda _: None)
+    elif engine == "pool":
+        pipe = Pipe(carry_out)
+        worker = SimpleNamespace(join=lambda *_: None)
+        monkeypatch.setattr(job_pool, "_start_worker", lambda: (pipe, worker))
+        monkeypatch.setattr(job_pool, "longest_first", list)
+        monkeypatch.setattr(multiprocessing.connection, "wait", lambda pipes, seconds: pipes)
+        run_as_processes(jobs, 1, APPS, lambda _: None)
+    else:
+        link = Busy([1] * 3)
+        link.submit = lambda config, federation: carry_out(config)
+        monkeypatch.setattr(flower, "superlink", lambda log: link)
+        monkeypatch.setattr(flower, "flower_runs", lambda jobs: [[job] for job in jobs])
+        monkeypatch.setattr(flower, "STATUS_SECONDS", 0.0)
+        monkeypatch.setattr(flower, "POLL_SECONDS", 0.0)
+        run_on_flower(jobs, 1, 0.0, lambda _: None)
+    assert carried_out == ["fedavg"]
+    assert all(job.done for job in jobs)
+    assert jobs[1].error == ""
+    assert "of another configuration" in jobs[2].error
+    assert "(lr is 0.7 there, 0.3 here); choose another --output" in jobs[2].error
+    assert jobs[2].summary() == {"finished": True}
+
+
+@pytest.mark.parametrize("since", [False, True])
+def test_a_run_is_kept_if_it_was_finished_since_the_plan(since, tmp_path, monkeypatch):
+    """One that was there before is repeated, as by --fresh: the plan has decided that."""
+    jobs = make_jobs(SMALL, ["fedavg"], [0], tmp_path)
+    jobs[0].folder.mkdir()
+    finish(jobs[0])
+    if not since:
+        jobs = make_jobs(SMALL, ["fedavg"], [0], tmp_path)
+    carried_out = []
+    monkeypatch.setattr(engines, "run_in_process", lambda *arguments: carried_out.append(1))
+    run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
+    assert jobs[0].done
+    assert bool(carried_out) != since
+    assert bool(jobs[0].summary()) == since
+
+
+def test_nothing_is_removed_if_another_process_uses_one_of_the_folders(tmp_path):
+    jobs = make_jobs(SMALL, ["fedavg", "fedper"], [0], tmp_path)
+    for job in jobs:
+        job.folder.mkdir()
+    (jobs[0].folder / "metrics.jsonl").touch()
+    with locked(jobs[1].folder), pytest.raises(BlockingIOError, match="another process uses"):
+        run_jobs(jobs, "in-process", APPS, follow=lambda _: None)
+    assert (jobs[0].folder / "metrics.jsonl").exists()
+
+
+def test_a_look_at_a_folder_takes_it_from_nobody(tmp_path):
+    """`fedapps status` holds the lock for a moment."""
+    look = FileLock(tmp_path / LOCK, thread_local=False)
+    look.acquire()
+    threading.Timer(0.02, look.release).start()
+    with locked(tmp_path):
+        assert not look.is_locked
 
 
 def test_runs_that_take_longest_begin_first(tmp_path):

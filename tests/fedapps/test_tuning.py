@@ -13,7 +13,7 @@ from small_runs import fedapps
 from clients.core.client import Client
 from fedapps.common.tasks import score_named
 from fedapps.engines import run as engines
-from fedapps.files import FORMAT
+from fedapps.files import FORMAT, locked
 from fedapps.settings.config import defaults, override
 from fedapps.settings.experiments import read_experiment
 from fedapps.settings.variants import Variant
@@ -185,6 +185,27 @@ def test_a_study_goes_on_and_nothing_runs_twice(experiment, tmp_path, monkeypatc
     assert sorted(rates) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert all(not config["evaluate-novel"] for config in ran)
     assert "under other settings" in fedapps(*arguments, 6, "rounds=2", code=2)
+
+
+def test_a_trial_that_was_interrupted_continues(tmp_path):
+    """Its run takes up the newest checkpoint in its folder, as `resume` says."""
+
+    def run(jobs):
+        assert all(job.config["resume"] for job in jobs)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Tuning(defaults(), [0], {"lr": [0.1]}, tmp_path, 1, run).tune(["fedavg"], 1)
+
+
+def test_two_searches_in_one_folder_are_refused(experiment, tmp_path):
+    """The second one would take the first one's trials, which run, for interrupted ones."""
+    output = tmp_path / "tuning"
+    output.mkdir()
+    with locked(output):
+        said = fedapps("tune", experiment, "--trials", 1, "--output", output, code=2)
+    assert f"another process uses the run in {output}" in said
+    assert not list(output.iterdir())
 
 
 LAB_MEASURES = {"accuracy": "lr=0.1", "loss": "lr=0.3", "macro-f1": "lr=0.03"}
