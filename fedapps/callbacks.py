@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +249,7 @@ class Callbacks:
         try:
             yield
         finally:
-            self._call("run_ends", summary())
+            self._end(summary())
 
     def _start(self, config: Config) -> None:
         all_callbacks = list(self.callbacks)
@@ -259,10 +259,15 @@ class Callbacks:
             except Exception as error:
                 reason = f"callback {_name(callback)} cannot start: {error_line(error)}"
                 self.callbacks = all_callbacks[:number]  # those that have started are ended
-                self._call("run_ends", {"finished": False, "error": reason})
+                self._end({"finished": False, "error": reason})
                 raise RuntimeError(
                     f"{reason}; mend it, or leave it out of callbacks: nothing was trained"
                 ) from error
+
+    def _end(self, summary: Mapping[str, Any]) -> None:
+        """Call `run_ends`. A `Stop` has nothing to end there, and the run is as it was."""
+        with suppress(Stop):
+            self._call("run_ends", summary)
 
     def state(self) -> list[dict[str, Any]]:
         """The states for a checkpoint; a callback whose state cannot be stored is removed."""

@@ -1,7 +1,6 @@
 """The Flower ClientApp: builds the method's client for a node and lets it answer."""
 
 import hashlib
-import os
 from collections import deque
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +29,7 @@ from fedapps.service.stream import CLIENT
 from fedapps.settings.config import Config, check_method, completed, defaults, is_resolved, said
 from fedapps.settings.rates import with_rate_of_task
 from partitions.cache import fingerprint
-from partitions.datasets.loading import DATASETS, Info
+from partitions.datasets.loading import DATASETS, Info, data_root
 from partitions.federations import Federation, novel_shots
 from partitions.shares import Share
 
@@ -158,7 +157,7 @@ def in_data_folder(config: Config) -> Config:
     """The paths of data that a run names, inside of this machine's data folder alone. Raises
     ValueError, the same for a path outside and for one that does not exist."""
     paths: Config = {}
-    root = str(config["data-dir"]) or os.environ.get("FEDAPPS_DATA_DIR", "")
+    root = data_root(str(config["data-dir"]))
     for key in ("dataset", "partition.novel-dataset"):
         name = str(config[key])
         if not name or name in DATASETS or is_reference(name):

@@ -1,5 +1,6 @@
 """What the commands print. Text from files and clients is escaped and is never markup."""
 
+import os
 import re
 import shlex
 import sys
@@ -109,14 +110,21 @@ class StoppableGroup(TyperGroup):
             return super().make_context(*arguments, **options)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words before they are read."""
+        """Keep the words before they are read, and put the home folder in place of ~."""
         ctx.meta[WORDS] = [*args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, [_with_home(word) for word in args])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Parse the options of a command and call it, as typer does."""
         with _stopped():
             return super().invoke(ctx)
+
+
+def _with_home(word: str) -> str:
+    """The word with the home folder in place of a ~ that the shell has left, as many do in
+    ``--output=~/runs`` and ``data-dir=~/data``."""
+    name, equals, value = word.rpartition("=")
+    return name + equals + os.path.expanduser(value)
 
 
 @contextmanager

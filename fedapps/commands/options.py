@@ -27,13 +27,7 @@ Methods = Annotated[
 ]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
 
-
-def _expanded(path: Path) -> Path:
-    """The path with the home folder in place of ~, which shells leave in ``--output=~/runs``."""
-    return path.expanduser()
-
-
-Output = Annotated[Path, typer.Option(help="Folder for the results.", callback=_expanded)]
+Output = Annotated[Path, typer.Option(help="Folder for the results.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the runs and an estimate of their cost.")
 ]

@@ -129,7 +129,8 @@ def shown(report: dict[str, Any]) -> dict[str, str]:
         lost = escape(visible(", ".join(map(str, report["not-finite"]))))
         news["not-finite"] = f"[red]not finite, left out: {lost}[/red]"
     if report.get("dropped"):
-        news["dropped"] = f"[red]dropped {escape(visible(report['dropped']))}[/red]"
+        causes = ", ".join(f"{cause} {count}" for cause, count in report["dropped"].items())
+        news["dropped"] = f"[red]dropped: {escape(visible(causes))}[/red]"
     return news
 
 

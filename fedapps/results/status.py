@@ -125,7 +125,7 @@ def status_of(folder: Path) -> tuple[list[RunStatus], list[str]]:
         try:
             jobs.append(begun_job(run, to_resume=False))
         except ValueError as error:
-            problems.append(f"{run.name}: {DAMAGED}, {error}")
+            problems.append(f"{run.name}: {error}")
     active = {job.name: in_use(job.folder) for job in jobs}
     others_run = any(active.values())
     statuses = []

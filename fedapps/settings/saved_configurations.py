@@ -106,23 +106,33 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def run_configuration(run: Path) -> Config:
     """What a run was configured with. Raises ValueError, naming the file, if it is not whole."""
-    file = run / "config.toml"
+    config = _intact_file(run)
     try:
-        config = configuration_file(run)
-        config.pop("versions", None)
         return override(defaults(), present_keys(config, silent=True), all_methods=False)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{run / 'config.toml'}: {error}") from error
 
 
 def unchecked_configuration(run: Path) -> Config:
     """The same without a check of its settings, which imports the code that they name."""
+    config = _intact_file(run)
+    try:
+        return defaults() | present_keys(config, silent=True)
+    except ValueError as error:
+        raise ValueError(f"{run / 'config.toml'}: {error}") from error
+
+
+def _intact_file(run: Path) -> dict[str, Any]:
+    """The settings in a run's config.toml. Raises ValueError, with what to do, if it is no TOML."""
     try:
         config = configuration_file(run)
-        config.pop("versions", None)
-        return defaults() | present_keys(config, silent=True)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{run / 'config.toml'}: {error}") from error
+        raise ValueError(
+            f"{run / 'config.toml'} is damaged: {error}; if the run is a copy, copy it again, else "
+            f"repeat the command that began it, which {COMMANDS} beside the run names"
+        ) from error
+    config.pop("versions", None)
+    return config
 
 
 def saved_configuration(run: Path) -> Config:

@@ -147,7 +147,7 @@ def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
 
     For a user's data `options` are its function's settings, and `OF_FILES`. Raises ValueError for
     an unknown name, for damaged files and for a missing source."""
-    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    root = data_root(data_dir)
     entry = _entry(name)
     if entry is None:
         return _own(name, root, tuple(sorted(options.items())))
@@ -155,13 +155,19 @@ def load(name: str, data_dir: str = "", **options: Any) -> Dataset:
     return _load(name, root)
 
 
+def data_root(data_dir: str = "") -> str:
+    """The folder of datasets, `data_dir` or else $FEDAPPS_DATA_DIR, with the home folder in place
+    of ~; "" if neither is given."""
+    return os.path.expanduser(data_dir or os.environ.get("FEDAPPS_DATA_DIR", ""))
+
+
 def own_path(name: str, data_dir: str = "") -> Path | None:
     """The path of a user's data: `name` itself, else below the data folder. None for the package's
     names, and if neither exists."""
     if not name or name in DATASETS:
         return None
-    root = Path(data_dir or os.environ.get("FEDAPPS_DATA_DIR", ""))
-    for path in (Path(name), root / name):
+    name = os.path.expanduser(name)
+    for path in (Path(name), Path(data_root(data_dir)) / name):
         if path.exists():
             return path
     return None
@@ -172,7 +178,7 @@ def absolute_paths(config: Mapping[str, Any]) -> dict[str, str]:
     paths: dict[str, str] = {}
     data_dir = str(config["data-dir"])
     if data_dir:
-        paths["data-dir"] = str(Path(data_dir).resolve())
+        paths["data-dir"] = str(Path(data_root(data_dir)).resolve())
     path = own_path(str(config["dataset"]), data_dir)
     if path is not None:
         paths["dataset"] = str(path.resolve())
@@ -181,7 +187,7 @@ def absolute_paths(config: Mapping[str, Any]) -> dict[str, str]:
 
 def source(name: str, data_dir: str = "") -> str:
     """The source of the dataset for `load`: "embedded", "synthesised", a folder, "hub …"."""
-    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    root = data_root(data_dir)
     if name == "digits":
         return "embedded"
     entry = _entry(name)
@@ -197,7 +203,7 @@ def source(name: str, data_dir: str = "") -> str:
 
 def reread(name: str, data_dir: str = "", **options: Any) -> Dataset:
     """The dataset from its files, without the cache. Errors as `load`."""
-    root = data_dir or os.environ.get("FEDAPPS_DATA_DIR", "")
+    root = data_root(data_dir)
     entry = _entry(name)
     folder = Path(root) / name
     if entry is not None and name != "digits" and root and folder.is_dir():

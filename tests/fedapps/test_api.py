@@ -3,12 +3,14 @@
 import logging
 import math
 
+import numpy as np
 import pandas
 import pytest
 import torch
 from small_runs import invoke
 
 import fedapps
+from partitions.datasets.loading import absolute_paths
 
 SMALL = {"num_clients": 4, "rounds": 2, "evaluate_every": 1, "local_steps": 1, "jobs": 1}
 QUIET = {"engine": "in-process", "progress": False}
@@ -63,12 +65,28 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     model = fedapps.load("~/runs/fedavg-seed0").personalize(torch.rand(4, 1, 8, 8))
     model.save("~/mine")
     saved = tmp_path / "home" / "runs"
+    np.save(tmp_path / "home" / "x.npy", np.zeros((3, 8, 8), np.uint8))
     invoke("run", "--from", saved, "--output=~/more", "--engine", "in-process")
     assert fedapps.read("~/runs").names == ["fedavg-seed0"]
     with pytest.raises(ValueError, match=f"{tmp_path}/home/mine .*go on"):
         fedapps.load_personal("~/mine")
     assert {"runs", "more", "mine"} <= {path.name for path in (tmp_path / "home").iterdir()}
+    assert "fedavg-seed0: finished" in invoke("status", "~/runs").output
+    invoke("personalize", "~/runs/fedavg-seed0", "~/x.npy", "--output=~/yours")
     assert not list((tmp_path / "work").iterdir())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"dataset": "~/data/x.npz"}, {"dataset": "x.npz", "data-dir": "~/data"}, {"dataset": "x.npz"}],
+)
+def test_a_tilde_in_the_names_of_data_is_the_home_folder(names, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FEDAPPS_DATA_DIR", "~/data")
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "x.npz"
+    file.touch()
+    assert absolute_paths({"data-dir": ""} | names)["dataset"] == str(file)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,20 @@ def test_everybody_is_told_in_order_and_a_failing_one_ends_nothing(tmp_path):
     assert written.startswith("callback Broken") and "OSError: no route to host" in written
 
 
+class Late(Diary):
+    """Would end training when it has ended."""
+
+    def run_ends(self, summary):
+        super().run_ends(summary)
+        raise Stop("too late")
+
+
+def test_a_stop_at_the_end_of_a_run_ends_nothing(tmp_path):
+    federate(callbacks=own(Late, Diary), **{"output-dir": str(tmp_path)})
+    assert HEARD[-2:] == [("ends", True, "")] * 2
+    assert json.loads((tmp_path / "summary.json").read_text())["finished"]
+
+
 class Keeper(Callback):
     """Its state is that of the tests' choice; an error is raised."""
 

@@ -106,7 +106,8 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path):
     damaged = tmp_path / "b-seed0" / "summary.json"
     assert lines[0].startswith(f"b-seed0: damaged, round 0 of 2, {damaged} is damaged: ")
     assert lines[1] == "d-seed0: stopped, round 0 of 2"
-    assert lines[2].startswith(f"c-seed0: damaged, {tmp_path / 'c-seed0' / 'config.toml'}: ")
+    file = tmp_path / "c-seed0" / "config.toml"
+    assert lines[2].startswith(f"c-seed0: {file} is damaged: ")
     assert len(lines) == 3 and not goes_on
 
 

@@ -130,6 +130,19 @@ def test_a_resumed_run_says_at_which_round_it_continues(tmp_path, caplog):
     assert "fedavg-seed0 continues at round 3 of 4" in fedapps("run", "--resume", tmp_path)
 
 
+@pytest.mark.parametrize("damage", [b"method =", b"\xff", b"x = " + 5000 * b"["])
+def test_a_run_whose_configuration_is_damaged_continues_by_its_command(damage, tmp_path):
+    own = [*RUN, "rounds=2", "checkpoint-every=1", "--output", tmp_path]
+    with dying_in(2, RuntimeError("lost")):
+        fedapps(*own, code=1)
+    file = tmp_path / "fedavg-seed0" / "config.toml"
+    file.write_bytes(damage)
+    said = fedapps("run", "--resume", tmp_path, code=2)
+    assert f"error: {file} is damaged: " in said
+    assert "repeat the command that began it, which commands.txt beside the run names" in said
+    assert "fedavg-seed0 continues at round 2 of 2" in fedapps(*own)
+
+
 def test_a_run_without_a_checkpoint_says_that_it_begins_anew(tmp_path):
     own = [*RUN, "rounds=2", "checkpoint-every=0", "--output", tmp_path]
     with dying_in(2, RuntimeError("lost")):

@@ -15,7 +15,7 @@ from fedapps.engines.run import run_jobs
 from fedapps.files import write_configuration
 from fedapps.planning import make_jobs
 from fedapps.results import sweep
-from fedapps.results.progress import seconds_left
+from fedapps.results.progress import seconds_left, shown
 from fedapps.results.sweep import finished
 from fedapps.serverapp import APPS
 from fedapps.settings import own_files
@@ -203,6 +203,12 @@ def test_time_left(tmp_path, parallel, expected):
     ]
     assert seconds_left(jobs, parallel) == pytest.approx(expected)
     assert seconds_left(jobs[1:3], 1) is None
+
+
+def test_causes_of_dropped_replies_are_words():
+    assert shown({"dropped": {"error": 2, "\x1bnan": 1}}) == {
+        "dropped": "[red]dropped: error 2, \\x1bnan 1[/red]"
+    }
 
 
 def test_a_run_that_resumes_keeps_the_time_of_its_beginning(tmp_path):
