@@ -51,16 +51,18 @@ def deploy(
                 raise ValueError("--request makes a node's key; it goes with no other option")
             _make_request(folder, request, console)
             return
-        if not nodes and not (folder / DEPLOYMENT).is_file():
-            raise ValueError(
-                f"{folder} holds no {DEPLOYMENT}; write it: fedapps deploy {folder} --nodes 3"
-            )
 
         from fedapps.service.deploy import SUPERLINK, Deployment, plan
 
         if nodes:
             if (folder / "run").is_dir() and any((folder / "run").iterdir()):
                 raise ValueError(f"{folder} may be running; first: fedapps deploy {folder} --stop")
+            if (folder / DEPLOYMENT).is_file():
+                raise ValueError(
+                    f"{folder} holds a deployment, whose keys and addresses its nodes have; start "
+                    f"it: fedapps deploy {folder} --start; for a new one name another folder, or "
+                    "remove this one"
+                )
             plan(folder, nodes, tls=tls, host=host, data=data, own_keys=own_keys).write()
         deployment = Deployment.read(folder)
         known = [SUPERLINK, *deployment.nodes]

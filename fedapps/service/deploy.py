@@ -21,6 +21,7 @@ from fedapps.common.proxies import LOOPBACK
 from fedapps.common.resources import memory_left
 from fedapps.engines.flower import COMMANDS, Flwr, environment, free_port, wait_for_superlink
 from fedapps.files import write_text
+from fedapps.saved import read_json
 from fedapps.service import DEPLOYMENT, DEPLOYMENT_VARIABLE
 from fedapps.service.certificates import (
     check_valid,
@@ -63,6 +64,7 @@ exec flower-supernode --superlink {address} --host 127.0.0.1 --port {port} \\
     --node-config "$config" --root-certificates "$here/ca.crt" \\
     --auth-supernode-private-key "$here/keys/{node}"
 """
+HOME_LINE = "export FLWR_HOME="  # in the scripts of this machine
 RUN_SETTINGS = "run.toml"  # what a run on clients of others should set
 README = """# A federation at {address}, {nodes} nodes
 
@@ -91,10 +93,22 @@ class Deployment:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The deployment that `write` wrote to `folder`."""
-        values = json.loads((folder / DEPLOYMENT).read_text("utf-8"))
-        lists = {key: tuple(values[key]) for key in ("ports", "data")}
-        return cls(**(values | lists | {"folder": folder.resolve()}))
+        """The deployment that `write` wrote to `folder`. Raises ValueError if there is none, or if
+        its file is damaged."""
+        file = folder / DEPLOYMENT
+        if not file.is_file():
+            raise ValueError(
+                f"{folder} holds no {DEPLOYMENT}; write it: fedapps deploy {folder} --nodes 3"
+            )
+        values = read_json(file)
+        try:
+            lists = {key: tuple(values[key]) for key in ("ports", "data")}
+            return cls(**(values | lists | {"folder": folder.resolve()}))
+        except (LookupError, TypeError) as error:
+            raise ValueError(
+                f"{file} is damaged: it describes no deployment; copy it again if it is a copy, "
+                "else write a new deployment"
+            ) from error
 
     @property
     def nodes(self) -> list[str]:
@@ -223,8 +237,11 @@ class Deployment:
         """The SuperLink, and the nodes that start on this machine."""
         return [SUPERLINK] if self.own_keys else [SUPERLINK, *self.nodes]
 
+    def _script(self, name: str) -> Path:
+        return self.folder / f"start-{name}.sh"
+
     def _write_script(self, name: str, *command: object) -> None:
-        file = self.folder / f"start-{name}.sh"
+        file = self._script(name)
         # A node may run on another machine, which may reach the SuperLink through a proxy.
         hosts_without_proxy = [*LOOPBACK]
         if name == SUPERLINK:
@@ -255,12 +272,13 @@ class Deployment:
     def start(self, names: list[str]) -> None:
         """Start processes. Nodes' keys are registered when the SuperLink answers.
 
-        Raises ValueError for a node whose key is on another machine, RuntimeError if a certificate
-        is not valid, or if the SuperLink does not start; then
+        Raises ValueError for a node whose key is on another machine, and if the folder was moved or
+        copied; RuntimeError if a certificate is not valid, or if the SuperLink does not start; then
         it is ended."""
         for name in names:
             if name not in self.startable():
                 raise ValueError(f"{name} starts on the machine that has its key: start-{name}.sh")
+            self._check_place(name)
         self.check_certificates()
         if SUPERLINK in names and not self.alive(SUPERLINK):
             try:
@@ -271,6 +289,20 @@ class Deployment:
         for node in names:
             if node != SUPERLINK and not self.alive(node):
                 self._spawn(node)
+
+    def _check_place(self, name: str) -> None:
+        """Raise ValueError if a start script uses the files of another folder, as in a copy."""
+        script = self._script(name)
+        for line in script.read_text("utf-8").splitlines():
+            if not line.startswith(HOME_LINE):
+                continue
+            home = Path(shlex.split(line.removeprefix(HOME_LINE))[0])
+            if home != self.home:
+                raise ValueError(
+                    f"{script} starts the deployment in {home.parent}, from which this folder was "
+                    f"moved or copied; move it back, or replace {home.parent} by {self.folder} in "
+                    f"start-*.sh and {self.home / 'config.toml'}"
+                )
 
     def check_certificates(self) -> None:
         """Raise RuntimeError if the nodes would refuse a certificate: it has expired, or is not
@@ -328,7 +360,7 @@ class Deployment:
         make_folder(log.parent)
         with append_to(log) as output:
             process = subprocess.Popen(
-                [str(self.folder / f"start-{name}.sh")],
+                [str(self._script(name))],
                 env=environment(self.home, self.host),
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -333,7 +333,7 @@ def test_a_novel_nodes_own_epsilon_is_weakened_by_no_run(asked, own, expected, t
 def test_runs_that_are_not_whole(tmp_path):
     """Each file that is wrong is named."""
     (tmp_path / "config.toml").write_text("lr = [")
-    with pytest.raises(ValueError, match=r"config\.toml: "):
+    with pytest.raises(ValueError, match=r"config\.toml is damaged: "):
         run_configuration(tmp_path)
     (tmp_path / MODEL).write_bytes(b"none")
     with pytest.raises(ValueError, match=r"holds no summary\.json, which vouches .* --fresh$"):

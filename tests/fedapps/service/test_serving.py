@@ -346,6 +346,35 @@ def test_processes_are_started_and_stopped(tmp_path, monkeypatch):
         deployment.stop(deployment.nodes)
 
 
+def test_a_deployment_is_not_replaced(tmp_path):
+    """Its nodes, perhaps on other machines, have keys and certificates of it."""
+    words = ("deploy", str(tmp_path / "fed"), "--nodes", "1", "--tls")
+    invoke(*words)
+    authority = (tmp_path / "fed" / "tls" / "ca.crt").read_bytes()
+    said = invoke(*words, code=2).output
+    assert f"start it: fedapps deploy {tmp_path / 'fed'} --start; for a new one name" in said
+    assert (tmp_path / "fed" / "tls" / "ca.crt").read_bytes() == authority
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"ports": [1], "data": 3}'])
+def test_a_damaged_deployment_is_named(content, tmp_path):
+    file = tmp_path / "deployment.json"
+    file.write_text(content)
+    for words in (("deploy", str(tmp_path), "--status"), ("status", str(tmp_path))):
+        assert f"error: {file} is damaged: " in invoke(*words, code=2).output
+
+
+def test_a_copy_of_a_deployment_does_not_start_the_first_one(tmp_path):
+    """Its scripts name the first one's database, state and keys."""
+    first = tmp_path / "a b"
+    plan(first, 1, tls=False, host="127.0.0.1", data=None).write()
+    Deployment.read(first)._check_place("node-0")
+    first.rename(tmp_path / "moved")
+    expected = f"start-node-0.sh starts the deployment in {first}, from which this folder was moved"
+    with pytest.raises(ValueError, match=expected):
+        Deployment.read(tmp_path / "moved").start(["node-0"])
+
+
 def test_a_key_that_is_registered_already_is_no_error(tmp_path, monkeypatch):
     """By Flower's own sentence; whatever else it says goes on."""
     deployment, said = Deployment(tmp_path, "127.0.0.1", 9, True, (10,), ("",)), [KNOWN, "no room"]
