@@ -101,9 +101,10 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-def write_files(contents: Mapping[Path, bytes]) -> None:
+def write_files(contents: Mapping[Path, bytes], *, outdated: Iterable[Path] = ()) -> None:
     """Write files that belong together, in their order: none is replaced before the disk has taken
-    all. A reader sees an old file or the new one, never a part.
+    all. A reader sees an old file or the new one, never a part. The `outdated` files of what was
+    there before are removed, not before that either.
 
     A process that is killed between two replacements leaves old and new files. So the last one
     should vouch for the others, as a run's summary does (`fedapps.saved`)."""
@@ -113,6 +114,8 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with errors_name(path, temporary[path]), create(temporary[path]) as file:
                 file.write(data)
+        for path in outdated:
+            path.unlink(missing_ok=True)
         for path in contents:
             with errors_name(path, temporary[path]):
                 os.replace(temporary[path], path)

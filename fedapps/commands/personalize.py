@@ -1,6 +1,7 @@
 """`fedapps personalize`: a later client's model, from a finished run."""
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,19 +70,22 @@ def personalize(
                 "--update takes neither --epsilon, --skip-broken nor --round: the model goes on"
             )
         output = output or (run if update else Path("personal"))
-        if update:
-            # Of two updates at once the later one would lose what the other has learnt.
-            with locked(run, wait=True):
+        with ExitStack() as locks:
+            if update:
+                # Of two updates at once the later one would lose what the other has learnt.
+                locks.enter_context(locked(run, wait=True))
                 model = load_personal(run)
                 model.update(data)
-                model.save(output)
-        else:
-            loaded = FinishedRun(run, round_)
-            loaded.check_novel()  # before the data are read
-            model = loaded.serve(loaded.inputs(data, skip_broken), epsilon).module()
+            else:
+                loaded = FinishedRun(run, round_)
+                loaded.check_novel()  # before the data are read
+                model = loaded.serve(loaded.inputs(data, skip_broken), epsilon).module()
+            if not (update and output.resolve() == run.resolve()):
+                output.mkdir(parents=True, exist_ok=True)
+                locks.enter_context(locked(output, wait=True))
             model.save(output)
-        if onnx:
-            exporter.export(model, model.card.shape, output)
+            if onnx:  # still locked: the file must be of the model beside it
+                exporter.export(model, model.card.shape, output)
     _summarise(model.report, output)
 
 

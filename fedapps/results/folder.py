@@ -14,8 +14,9 @@ from clients.core.arrays import Arrays
 from clients.core.protocol import StateUse
 from fedapps.building import with_public
 from fedapps.common.new_files import remove_folder
-from fedapps.files import ERRORS, array_bytes, write_files
+from fedapps.files import ERRORS, PRIVACY, array_bytes, write_files
 from fedapps.methods import METHODS
+from fedapps.results.card import FILE as CARD
 from fedapps.results.model_files import ARRAY_FILES
 from fedapps.saved import (
     CLIENTS,
@@ -61,10 +62,17 @@ def clear(run: Path) -> None:
         for which in WHICH:
             file = of_round(run / name, which)
             file.unlink(missing_ok=True)
-            for unfinished in run.glob(f".{file.name}.*"):  # of a process that was killed
-                unfinished.unlink(missing_ok=True)
+            _remove_unfinished(file)
+    for name in ("config.toml", CARD, PRIVACY):
+        _remove_unfinished(run / name)
     for name in (CLIENTS, f".{CLIENTS}"):
         remove_folder(run / name)
+
+
+def _remove_unfinished(file: Path) -> None:
+    """Remove what processes that were killed have written of the file."""
+    for unfinished in file.parent.glob(f".{file.name}.*"):
+        unfinished.unlink(missing_ok=True)
 
 
 def takes_states(run: Path, method: str) -> bool:

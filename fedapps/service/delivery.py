@@ -309,9 +309,6 @@ class PersonalizationResult:
     def write(self, folder: Path) -> None:
         """Write the files together, last the report, which vouches for the others. The ONNX file
         and the stream of a former model are removed."""
-        (folder / ONNX).unlink(missing_ok=True)
-        if self.stream is None:
-            (folder / STREAM).unlink(missing_ok=True)
         card = asdict(self.card)
         architecture = {"name": card.pop("model"), "network": type(self.network).__name__}
         preprocessing = {key: card.pop(key) for key in ("scale", "mean", "std")}
@@ -321,12 +318,16 @@ class PersonalizationResult:
             DESCRIPTION: json.dumps(description, indent=1).encode(),
             PREDICTIONS: self.predictions().encode(),
         }
+        outdated = [folder / ONNX]
         if self.stream is not None:
             content[STREAM] = self.stream.content()
+        else:
+            outdated.append(folder / STREAM)
         digests = {name: digest(data) for name, data in content.items()}
         report = with_null(self.report() | {DIGESTS: digests})
         content[REPORT] = json.dumps(report, indent=1, allow_nan=False).encode()
-        write_files({folder / name: data for name, data in content.items()})
+        files = {folder / name: data for name, data in content.items()}
+        write_files(files, outdated=outdated)
 
 
 def with_null(value: Any) -> Any:

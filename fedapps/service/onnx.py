@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fedapps.common import installed
+from fedapps.common.new_files import replaced
 from fedapps.service.delivery import ONNX, PersonalModel
 from partitions.datasets.description import TOKENS
 
@@ -24,9 +25,14 @@ def export(model: PersonalModel, shape: tuple[int, ...], folder: Path) -> Path:
 
     Raises ValueError if the model cannot be written, as one that learns while it predicts, and if
     the file's logits are not the model's."""
+    with replaced(folder / ONNX) as file:  # nobody sees a part of it, nor one that differs
+        _export(model, shape, file)
+    return folder / ONNX
+
+
+def _export(model: PersonalModel, shape: tuple[int, ...], file: Path) -> None:
     import onnxruntime
 
-    file = folder / ONNX
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(3, *shape, generator=generator)
     if model.card.inputs == TOKENS:
@@ -37,11 +43,10 @@ def export(model: PersonalModel, shape: tuple[int, ...], folder: Path) -> Path:
             input_names=["x"], output_names=["logits"], external_data=False, verbose=False,
         )  # fmt: skip
     except Exception as error:  # torch raises many kinds of errors, also for a user's network
-        file.unlink(missing_ok=True)
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise ValueError(
             f"the model of {model.card.method} cannot be written as ONNX ({reason:.200}), as none "
-            f"that learns while it predicts; {folder} holds all other files"
+            f"that learns while it predicts; {file.parent} holds all other files"
         ) from error
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     for rows in (x, x[:2]):  # any number of samples
@@ -49,6 +54,4 @@ def export(model: PersonalModel, shape: tuple[int, ...], folder: Path) -> Path:
         with torch.no_grad():
             difference = np.abs(logits - (expected := model(rows).numpy()))
         if not (difference <= TOLERANCE * (1 + np.abs(expected))).all():
-            file.unlink()
             raise ValueError(f"the ONNX file differs from the model by up to {difference.max():g}")
-    return file

@@ -312,6 +312,22 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_outdated_goes_when_the_disk_has_taken_the_rest(tmp_path):
+    """As the stream of a delivered model whose folder gets a model without one."""
+    outdated, large = tmp_path / "outdated", tmp_path / "large"
+    outdated.write_bytes(b"old")
+
+    def full():
+        limit(ROOM)
+        with pytest.raises(OSError, match="too large"):
+            write_files({large: bytes(ROOM + 1)}, outdated=[outdated])
+
+    apart(full)
+    assert outdated.read_bytes() == b"old"
+    write_files({large: b"new"}, outdated=[outdated])
+    assert [path.name for path in tmp_path.iterdir()] == ["large"]
+
+
 def test_an_interrupted_append_leaves_no_part_of_a_line(tmp_path, monkeypatch):
     def write_half(file, data):
         file.write(data[: len(data) // 2])

@@ -154,14 +154,16 @@ def test_a_new_run_clears_the_former_ones_results_and_nothing_else(tmp_path):
         tmp_path, state(HANDOUT, KEPT)
     ))]  # fmt: skip
     results += [name.replace(".", "-final.") for name in results[2:]]
-    for name in (*results, "config.toml", "notes.txt"):
+    kept = ("config.toml", "serving.json", "privacy.json")
+    unfinished = [f".{name}.{os.getpid()}" for name in (*results, *kept)]
+    for name in (*results, *kept, *unfinished, "notes.txt"):
         (tmp_path / name).write_text("")
     for name in (folders.CLIENTS, f".{folders.CLIENTS}", "checkpoints"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("")
     clear(tmp_path)
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["checkpoints", "config.toml", "notes.txt"]
+    assert left == sorted(["checkpoints", "notes.txt", *kept])
 
 
 def test_what_a_methods_predictions_need_is_asked_for(tmp_path):

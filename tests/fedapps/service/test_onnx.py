@@ -52,3 +52,24 @@ def test_a_model_that_learns_while_it_predicts_has_no_file(tmp_path):
         export(model, (1, 8, 8), tmp_path / "mine")
     names = {file.name for file in (tmp_path / "mine").iterdir()}
     assert "model.safetensors" in names and "model.onnx" not in names
+
+
+def test_a_file_that_differs_from_the_model_replaces_none(tmp_path, monkeypatch):
+    """Nor does one whose process is killed before it is compared."""
+    card = Card("fedavg", "mine", "words", (5,), ("a", "b"), 1.0, 0.0, 1.0, inputs="tokens")
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"old")
+    seen = []
+
+    class Session:
+        def __init__(self, path, **options):
+            seen.append((path.parent, path != file, file.read_bytes()))
+
+        def run(self, names, given):
+            return [np.full((len(given["x"]), 2), 9.0)]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    with pytest.raises(ValueError, match="differs from the model"):
+        export(PersonalModel(Words(), card, {}).eval(), (5,), tmp_path)
+    assert seen == [(tmp_path, True, b"old")]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

@@ -17,9 +17,10 @@ import partitions
 from clients.core.decision.choice import KEEP, Decision
 from clients.methods import auto
 from fedapps.common import external_code
-from fedapps.files import locked
+from fedapps.files import in_use, locked
 from fedapps.methods import METHODS
 from fedapps.serverapp import run_in_process
+from fedapps.service import onnx
 from partitions.inspect import export
 
 # One novel client. Settings that are no defaults, so that a lost one shows.
@@ -212,6 +213,21 @@ def test_two_commands_at_once_lose_no_update(run, novel, tmp_path):
         model.save(mine)
     second.join()
     assert json.loads((mine / "report.json").read_text())["updates"] == 2
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_nobody_comes_between_a_model_and_its_onnx_file(update, run, tmp_path, monkeypatch):
+    """The file would be of another model than the folder's."""
+    finished, mine, data = run("tent"), tmp_path / "mine", tmp_path / "x.npy"
+    np.save(data, np.zeros((4, 8, 8), np.uint8))
+    finished.personalize(data).save(mine)
+    used = []
+    monkeypatch.setattr(onnx, "check_installed", lambda: None)
+    monkeypatch.setattr(onnx, "export", lambda model, shape, folder: used.append(in_use(folder)))
+    start = (mine, data, "--update") if update else (finished.folder, data)
+    invoke("personalize", *start, "--output", mine, "--onnx")
+    assert used == [True]
+    assert not in_use(mine)
 
 
 def test_a_folder_without_updates_says_what_gives_the_model(run, tmp_path):
