@@ -8,10 +8,12 @@ import datasets as hf
 import numpy as np
 import scipy  # its modules load where they are used
 
+from fedapps.common.new_files import make_folder
 from fedapps.common.tasks import LABELS, VALUES
 from partitions.datasets.loading import Dataset, Info, load, reread, source
 from partitions.federations import Federation
 from partitions.rules.partitioner import RowsPartitioner
+from partitions.shares import META
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,6 +95,10 @@ def export(federation: Federation, folder: Path) -> list[Path]:
             f"{folder} holds {others[0].name} of another partition, whose samples would belong to "
             "two clients; choose another folder, or empty this one"
         )
+    # An export that is killed leaves folders that are refused, none of a former partition.
+    for path in paths:
+        make_folder(path)
+        (path / META).unlink(missing_ok=True)
     for client, path in enumerate(paths):
         federation.share(client).save(path, federation.info)
     return paths

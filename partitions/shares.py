@@ -298,7 +298,8 @@ class Share:
             "target_mean": self.targets.mean,
             "target_std": self.targets.std,
         }
-        with create(folder / META) as text:
+        # Last: without this file `load` refuses the folder.
+        with replaced(folder / META) as file, create(file) as text:
             text.write(json.dumps(meta, indent=1).encode())
 
     @classmethod

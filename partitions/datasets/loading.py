@@ -329,7 +329,8 @@ def _no_file(name: str, root: str) -> str:
     where = " nor ".join(str(place.resolve()) for place in places)
     either = "neither in " if len(places) > 1 else "not in "
     hint = did_you_mean(Path(name).name, known)
-    return f"unknown dataset {name!r}{hint}: there is no such path, {either}{where}"
+    moved = "; if it was moved, put a link in its place" if Path(name).is_absolute() else ""
+    return f"unknown dataset {name!r}{hint}: there is no such path, {either}{where}{moved}"
 
 
 def _may_cache(name: str, options: Mapping[str, Any]) -> bool:

@@ -1,3 +1,5 @@
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -5,8 +7,8 @@ from click.testing import CliRunner
 from small_runs import COMMAND
 
 from fedapps.settings.config import defaults
-from partitions import federation, inspect
-from partitions.shares import Share
+from partitions import federation, inspect, shares
+from partitions.shares import DATA, META, Share
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -92,6 +94,31 @@ def test_two_deals_do_not_lie_together(tmp_path, divide):
         inspect.export(divide(num_clients=3, partition="iid"), tmp_path)
 
 
+@pytest.mark.parametrize("after", ["samples.safetensors", "client.json"])
+def test_an_export_that_is_killed_leaves_no_share_of_a_former_one(
+    after, tmp_path, divide, monkeypatch
+):
+    """Killed in client 1's folder, after a file: a node of client 1 or 2 would have samples that
+    client 0 has now, or the role and the scaling of the former export."""
+    inspect.export(divide(num_clients=3, partition="iid"), tmp_path)
+    replaced = shares.replaced
+
+    @contextmanager
+    def killed(path):
+        with replaced(path) as file:
+            yield file
+        if path == tmp_path / "client-1" / after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shares, "replaced", killed)
+    with pytest.raises(KeyboardInterrupt):
+        inspect.export(divide(num_clients=3, partition="iid", seed=1), tmp_path)
+    whole = {client for client in range(3) if (tmp_path / f"client-{client}" / META).is_file()}
+    assert whole == ({0} if after == DATA else {0, 1})
+    with pytest.raises(ValueError, match=r"must hold client\.json"):
+        Share.load(tmp_path / "client-2")
+
+
 def test_a_summary_by_hand(toy, monkeypatch):
     """Five samples, two of them to train on; class 1 occurs three times; two writers."""
     data = toy([1, 0, 1, 2, 1], num_train=2, writer=["b", "a", "b", "b", "a"])
@@ -155,6 +182,7 @@ def test_partition_show_draws(tmp_path):
     [
         (("data", "minst"), "unknown dataset 'minst' (did you mean 'mnist'?)"),
         (("data", "pyproject.tml"), "'pyproject.tml': there is no such path, "),
+        (("data", "/a/b.csv"), "no such path, not in /a; if it was moved, put a link in its place"),
         (("data", "digits", "partition=ird", "--export", "out"), "unknown partition 'ird'"),
         (
             ("data", "digits", "dataset=mnist", "--info"),
