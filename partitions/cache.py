@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,11 +33,14 @@ from partitions.datasets.readers.raw import Raw
 VERSION = 5  # of the format and of the readers' results
 DATA, META = "data.safetensors", "meta.json"
 READABLE = 40  # characters of a name at the beginning of an entry's name
+UNFINISHED = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{32}\.\w{8}")  # names of folders, see `_store`
+DAY = 86_400  # seconds
 
 
 def cache_dir() -> Path:
     """The cache's folder."""
-    return Path(os.environ.get("FEDAPPS_CACHE_DIR") or home_folder() / ".cache" / "fedapps")
+    named = os.path.expanduser(os.environ.get("FEDAPPS_CACHE_DIR", ""))
+    return Path(named or home_folder() / ".cache" / "fedapps")
 
 
 def fingerprint(folder: Path, *, recursive: bool = True) -> str:
@@ -117,7 +121,7 @@ def cached(key: str, read: Callable[[], Raw]) -> Raw:
     """The entry `key` of `cache_key`, memory-mapped; a missing entry is first read and written.
 
     Of several processes that write at once the first one's entry stays. If the cache cannot be
-    written or read, the arrays stay in memory, with a warning."""
+    written or read, the arrays stay in memory, with a warning. A damaged entry is written again."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
         raise ValueError(f"{key!r} is no key of cache_key: it would lead out of the cache")
     target = cache_dir() / key
@@ -127,6 +131,10 @@ def cached(key: str, read: Callable[[], Raw]) -> Raw:
     except OSError as error:
         _warn(target, error)
         return read()
+    except (SafetensorError, ValueError, LookupError, TypeError) as error:  # as by a power failure
+        sentence = "%s is damaged (%s) and is written again"
+        logging.getLogger(__name__).warning(sentence, target, error)
+        shutil.rmtree(target, ignore_errors=True)
     raw = read()
     try:
         _store(raw, target)
@@ -157,6 +165,7 @@ def _warn(target: Path, error: OSError) -> None:
 def _store(raw: Raw, target: Path) -> None:
     """Write the arrays beside `target`, then rename; the first of two writers wins."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_unfinished(target.parent)
     private = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{target.name}."))
     try:
         temporary = private / target.name
@@ -188,6 +197,16 @@ def _store(raw: Raw, target: Path) -> None:
                 raise
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove entries that were begun a day ago or earlier: their processes were killed."""
+    for path in folder.glob("*.*"):
+        if not UNFINISHED.fullmatch(path.name):  # the folder may hold other things
+            continue
+        with suppress(OSError):  # another process was faster
+            if time.time() - path.stat().st_mtime > DAY:
+                shutil.rmtree(path)
 
 
 def _mapped(target: Path) -> Raw:

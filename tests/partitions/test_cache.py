@@ -157,6 +157,35 @@ def test_an_entry_that_cannot_be_read_is_done_without(tmp_path, file, caplog):
     assert entry.name in caplog.text and "set FEDAPPS_CACHE_DIR" in caplog.text
 
 
+@pytest.mark.parametrize("file", [cache.DATA, cache.META])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\0" * 100])
+def test_a_damaged_entry_is_written_again(file, content, tmp_path, caplog):
+    """As after a power failure. Every command ended in a traceback."""
+    dataset_files.idx_pairs(tmp_path / "mnist")
+    assert _size(str(tmp_path)) == 200
+    (entry,) = (tmp_path / "cache").iterdir()
+    whole = (entry / file).read_bytes()
+    (entry / file).write_bytes(content)
+    for _ in range(2):
+        loading._load.cache_clear()
+        assert _size(str(tmp_path)) == 200
+    assert caplog.text.count(f"{entry} is damaged") == 1
+    assert (entry / file).read_bytes() == whole
+
+
+def test_what_a_killed_process_has_begun_is_removed_after_a_day(tmp_path):
+    """Of a dataset it may be gigabytes. A present one stays, and what is no entry."""
+    key = cache.cache_key("mine", files="x")
+    names = (f"{key}.old_1234", f"{key}.new_1234", "archive.20240101", f"{key}.tar")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+        if "new" not in name:
+            os.utime(tmp_path / name, (1000, 1000))
+    cache._remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
 def test_a_failed_read_leaves_nothing(tmp_path):
     dataset_files.idx_pairs(tmp_path / "mnist")
     file = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
