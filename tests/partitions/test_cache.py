@@ -158,7 +158,7 @@ def test_an_entry_that_cannot_be_read_is_done_without(tmp_path, file, caplog):
 
 
 @pytest.mark.parametrize("file", [cache.DATA, cache.META])
-@pytest.mark.parametrize("content", [b"", b"{}", b"\0" * 100])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\0" * 100], ids=["empty", "other", "zeros"])
 def test_a_damaged_entry_is_written_again(file, content, tmp_path, caplog):
     """As after a power failure. Every command ended in a traceback."""
     dataset_files.idx_pairs(tmp_path / "mnist")
