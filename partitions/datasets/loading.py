@@ -179,9 +179,10 @@ def absolute_paths(config: Mapping[str, Any]) -> dict[str, str]:
     data_dir = str(config["data-dir"])
     if data_dir:
         paths["data-dir"] = str(Path(data_root(data_dir)).resolve())
-    path = own_path(str(config["dataset"]), data_dir)
-    if path is not None:
-        paths["dataset"] = str(path.resolve())
+    for key in ("dataset", "partition.novel-dataset"):
+        path = own_path(str(config.get(key, "")), data_dir)
+        if path is not None:
+            paths[key] = str(path.resolve())
     return paths
 
 

@@ -86,7 +86,12 @@ def test_a_tilde_in_the_names_of_data_is_the_home_folder(names, tmp_path, monkey
     (tmp_path / "data").mkdir()
     file = tmp_path / "data" / "x.npz"
     file.touch()
-    assert absolute_paths({"data-dir": ""} | names)["dataset"] == str(file)
+    found = absolute_paths({"data-dir": ""} | names)
+    assert found["dataset"] == str(file)
+    names["partition.novel-dataset"] = names["dataset"]  # engines look for it elsewhere, too
+    assert absolute_paths({"data-dir": ""} | names) == found | {
+        "partition.novel-dataset": str(file)
+    }
 
 
 @pytest.mark.parametrize(
