@@ -32,6 +32,7 @@ from clients.core.draws import Draws
 from clients.core.evaluation import (
     CRITERIA,
     Choice,
+    OwnScore,
     by_parts,
     score_parts,
     score_samples,
@@ -40,7 +41,6 @@ from clients.core.flower_fast import NumPyClient
 from clients.core.layout import layout_of, set_training
 from clients.core.mixed_precision import MixedPrecision
 from clients.core.own_optimizer import OwnOptimizer
-from clients.core.own_scores import OwnScore
 from clients.core.protocol import (
     BOUND,
     CLIENT,

@@ -31,6 +31,7 @@ from fedapps.results.runs import (
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -40,6 +41,8 @@ MAX_SLANTED = 24  # characters of a name that fits below an axis at a slant
 MAX_LINE = 40  # characters of a line of a longer name
 LINE_HEIGHT = 0.18  # inches
 CHARACTER_WIDTH = 0.08  # inches, on average
+MAX_NAMED_PLACES = 20  # of an axis of a matrix
+UPRIGHT = 3  # characters of a name that has room below a matrix; a longer one is turned
 MAX_NUMBERED_CELLS = 400  # of a matrix; in smaller cells numbers would overlap
 # Okabe and Ito's colours in an order in which neighbours differ in grey; every line also has its
 # dashes and its marker.
@@ -268,8 +271,11 @@ def gain(folder: Path, against: str = "fedavg") -> "Figure":
     return figure
 
 
-def matrix(values: np.ndarray, rows: str, columns: str, title: str = "") -> "Figure":
-    """Shares (rows, columns) as a map from white to black."""
+def matrix(
+    values: np.ndarray, rows: str, columns: str, title: str = "", names: Sequence[str] = ()
+) -> "Figure":
+    """Shares (rows, columns) as a map from white to black; `names` are those of the places of both
+    axes, by default their numbers."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 4.2), layout="constrained")
@@ -277,6 +283,11 @@ def matrix(values: np.ndarray, rows: str, columns: str, title: str = "") -> "Fig
     image = axis.imshow(values, vmin=0, vmax=1, cmap="Greys")
     axis.set(xlabel=columns, ylabel=rows, title=shown(title))
     figure.colorbar(image)
+    names = names or [str(number) for number in range(max(values.shape))]
+    longest = _name_places(axis.xaxis, names[: values.shape[1]])
+    if longest > UPRIGHT:
+        axis.xaxis.set_tick_params(rotation=90)
+    _name_places(axis.yaxis, names[: values.shape[0]])
     if values.size > MAX_NUMBERED_CELLS:
         return figure
     for (row, place), value in np.ndenumerate(values):
@@ -284,6 +295,16 @@ def matrix(values: np.ndarray, rows: str, columns: str, title: str = "") -> "Fig
         colour = "white" if value > 0.5 else "black"
         axis.text(place, row, text, ha="center", va="center", fontsize=7, color=colour)
     return figure
+
+
+def _name_places(axis: "Axis", names: Sequence[str]) -> int:
+    """Name the places 0, 1, … of an axis, every second, third, … one if there are many; returns
+    the characters of the longest name."""
+    step = math.ceil(len(names) / MAX_NAMED_PLACES)
+    places = range(0, len(names), step)
+    texts = [shown(names[place][:MAX_SLANTED]) for place in places]
+    axis.set_ticks(places, texts)
+    return max(map(len, texts))
 
 
 def save(figure: "Figure", output: Path) -> None:

@@ -1,25 +1,29 @@
 """Figures of a finished run's model: predictions, embeddings, ATP's rates, FedTTA's Figure 2."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 import partitions
 from clients.core.arrays import Arrays, group
 from clients.core.client import Client
+from clients.core.evaluation import main_of, predicted
 from clients.core.privacy import EVERYTHING
-from clients.core.protocol import LR_FACTOR, RESTORE_STATE, lr_factor
+from clients.core.protocol import LR_FACTOR, RESTORE_STATE, SERVER_ROUND, lr_factor
 from clients.methods.atp import RATES, adaptable
 from clients.methods.fedtta import Adapting
 from fedapps.building import Builder, with_public
+from fedapps.common.tasks import CLASS_PROBABILITIES, TASKS, Targets
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
-from fedapps.node.bridge import load_state, reply_of
+from fedapps.node.bridge import reply_of
 from fedapps.results.folder import check_former
 from fedapps.results.plot import matrix, shown
 from fedapps.results.schema import metric_names
@@ -28,82 +32,119 @@ from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, settings
 from fedapps.settings.saved_configurations import saved_configuration
 from partitions.federations import Federation
+from partitions.shares import labeled_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-TRACED = ["accuracy", "ℓ_per", "entropy"]  # columns of a trace; the entropy is in nats
+# Columns of a trace, after the task's main score; the entropy is in nats.
+TRACED = ["ℓ_per", "entropy"]
 SHOWN_CLASSES = 5  # of a client in the map of embeddings
 LISTED_STEPS = (0, 1, 2, 3, 5, 10, 20)  # adaptation steps that are printed, beside the last one
 
 
 def confusion(folder: Path) -> "Figure":
-    """True against predicted class, over novel clients' samples, or over validation samples if the
-    method serves no novel client. For users with tastes: sub-population against head.
+    """True against predicted class, over the samples that novel clients are scored on, or over
+    validation samples if the run serves no novel client. For users with tastes: sub-population
+    against head.
 
-    Each row sums to 1."""
-    from sklearn.metrics import confusion_matrix
-
+    Each row sums to 1; that of a class without samples is empty. Raises ValueError for a run that
+    predicts no classes."""
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     clients = map(metric_names, summary["per_client"].values())
     users = [client for client in clients if "head" in client]
     # A user with tastes predicts two classes, liked or not: its head says more than they do.
     if users:
-        types = [user["sub-population"] for user in users]
-        heads = [user["head"] for user in users]
-        shares = confusion_matrix(types, heads, normalize="true")
-        return matrix(shares, "sub-population", "assigned head", folder.name)
-    shares = confusion_matrix(*predictions(folder), normalize="true")
-    return matrix(shares, "true class", "predicted class", folder.name)
+        types = np.array([user["sub-population"] for user in users])
+        heads = np.array([user["head"] for user in users])
+        return _shares(types, heads, "sub-population", "assigned head", folder.name)
+    classes = FinishedRun(folder).card.classes
+    return _shares(*predictions(folder), "true class", "predicted class", folder.name, classes)
+
+
+def _shares(
+    true: np.ndarray,
+    predicted: np.ndarray,
+    rows: str,
+    columns: str,
+    title: str,
+    classes: Sequence[str] = (),
+) -> "Figure":
+    """The shares of the predicted numbers for each true one, with the names of the `classes`."""
+    from sklearn.metrics import confusion_matrix
+
+    present = np.union1d(true, predicted)
+    shares = confusion_matrix(true, predicted, labels=present, normalize="true")
+    names = [classes[number] if classes else str(number) for number in present]
+    return matrix(shares, rows, columns, title, names)
+
+
+@dataclass
+class RecordedClasses:
+    """A client's true and predicted classes (n,), recorded in place of a user's own score."""
+
+    true: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    predicted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def of(self, outputs: Tensor, y: Tensor, targets: Targets) -> None:
+        """Record the samples that an evaluation scores; there is no score."""
+        self.true = y.cpu().numpy()
+        self.predicted = predicted(outputs, targets).cpu().numpy()
 
 
 def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """True and predicted classes (samples,) by the saved model of a run and its clients' states.
+    """True and predicted classes (samples,) of an evaluation of a run's saved model, by its clients
+    with their saved states.
 
-    Raises ValueError if the run's folder lacks what predictions need, and if its differential
-    privacy covers them."""
+    Raises ValueError if the run predicts no classes, if its folder lacks what predictions need, and
+    if its differential privacy covers them."""
     run = FinishedRun(folder)
     check_former(folder, run.method)
+    if run.card.task not in CLASS_PROBABILITIES:
+        raise ValueError(
+            f"{folder.name} predicts {run.card.task}, and this figure is of classes; `fedapps plot "
+            f"{folder} clients` draws each client's score"
+        )
     known = settings(run.config, run.method)
     if known["dp"] != "none" and known["dp_covers"] == EVERYTHING:
         raise ValueError(
             f"{folder.name} keeps dp {known['dp']!r}, which covers predictions as well"
         )
-    grid = _grid_of(run)
+    recorded: dict[int, RecordedClasses] = {}
+    grid = _grid_of(run, recorded)
     strategy = restore_strategy(run, grid)
-    nodes = [node for node in strategy.present() if strategy.evaluate_novel or not node.novel]
+    present = strategy.present()
     # The grid's nodes begin without the states of the run.
     saved_states = read_client_states(folder)
-    with_state = [node for node in nodes if node.client in saved_states]
+    with_state = [node for node in present if node.client in saved_states]
     strategy.exchange(RESTORE_STATE, {node: saved_states[node.client] for node in with_state})
     # Those of training clients are shown only where there are no novel ones.
-    shows_novel = bool(run.novel) and any(node.novel for node in nodes)
-    true = []
-    predicted = []
-    for node, arrays in strategy.personalize(strategy.arrays, nodes).items():
-        if node.novel != shows_novel:
-            continue
-        client = make_client(run.config, node.client)
-        client.state = load_state(grid.contexts[node.id], run.method, client)
-        client.receive(arrays, {})
-        samples = client.share.everything if shows_novel else client.share.validation
-        x, y = samples.to(client.device)[:]
-        if len(y):
-            true.append(y.cpu().numpy())
-            predicted.append(client.predict(x).argmax(1).cpu().numpy())
-    return np.concatenate(true), np.concatenate(predicted)
+    scored = run.summary["per_client"].values()
+    serves_novel = bool(run.novel) or any(client["role"] == "novel" for client in scored)
+    shows_novel = serves_novel and any(node.novel for node in present)
+    nodes = [node for node in present if node.novel == shows_novel and not node.unlabeled]
+    payloads = strategy.personalize(strategy.arrays, nodes)
+    recorded.clear()
+    strategy.exchange("evaluate", payloads, {SERVER_ROUND: model_round(folder)})
+    of_clients = [recorded[client] for client in sorted(recorded)]
+    true = np.concatenate([classes.true for classes in of_clients])
+    return true, np.concatenate([classes.predicted for classes in of_clients])
 
 
-def _grid_of(run: FinishedRun) -> InProcessGrid:
-    """A grid of the run's clients, which answer queries and the exchanges of its method."""
+def _grid_of(run: FinishedRun, recorded: dict[int, RecordedClasses]) -> InProcessGrid:
+    """A grid of the run's clients, which answer queries, evaluations and the exchanges of its
+    method. The classes of a client's last evaluation are `recorded` by its id."""
 
     def answer(message: Message, context: Context) -> Message:
         client = make_client(run.config, int(context.node_config["partition-id"]))
+        recorded[client.client] = RecordedClasses()
+        client.own_scores = {"classes": recorded[client.client]}
         return reply_of(client, message, context)
 
     app = ClientApp()
     app.query()(answer)
+    app.evaluate()(answer)
     for action in {RESTORE_STATE, *METHODS[run.method].client.exchanges}:
         category, _, name = action.partition(".")
         getattr(app, category)(name)(answer)
@@ -200,16 +241,18 @@ def trace(config: Config, arrays: Arrays, number: int, steps: int, round_: int) 
     client.begin("evaluate", {LR_FACTOR: factor})
     client.load(arrays)
     x, y = client.share.everything.to(client.device)[:]
+    labeled = labeled_rows(y)
+    main = TASKS[client.targets.task].main
     rows = []
     for step in client.steps(x, steps):
-        accuracy = float((step.logits.argmax(1) == y).float().mean())
-        rows.append((accuracy, step.personalization, step.entropy))
-    return DataFrame(rows, columns=TRACED)
+        score = main_of(step.logits[labeled], y[labeled], client.targets)
+        rows.append((score, step.personalization, step.entropy))
+    return DataFrame(rows, columns=[main.short or main.text, *TRACED])
 
 
 def draw_traces(traces: "dict[int, DataFrame]") -> "Figure":
-    """Accuracy, ℓ_per and entropy against the step, means over clients, and the step of least
-    entropy."""
+    """The main score, ℓ_per and entropy against the step, means over clients, and the step of
+    least entropy."""
     from matplotlib.figure import Figure
 
     means = _mean(traces)

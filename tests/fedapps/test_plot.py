@@ -168,7 +168,12 @@ def test_a_matrix_is_dark_where_shares_are_large(tmp_path):
     (image,) = axis.images
     assert image.get_clim() == (0, 1)
     assert [to_rgb(image.cmap(value)[:3]) for value in (0.0, 1.0)] == [(1, 1, 1), (0, 0, 0)]
+    for names_axis in (axis.xaxis, axis.yaxis):  # no place between two of them has a name
+        numbers = [str(place) for place in names_axis.get_ticklocs()]
+        assert [text.get_text() for text in names_axis.get_ticklabels()] == numbers
     assert len(matrix(np.full((20, 20), 0.05), "a", "b").axes[0].texts) == 400
+    many = matrix(np.full((3, 134), 0.05), "a", "b").axes[0].xaxis
+    assert [text.get_text() for text in many.get_ticklabels()][:3] == ["0", "7", "14"]
     assert not matrix(np.full((3, 134), 0.05), "a", "b").axes[0].texts  # 402: too small to read
 
 
@@ -222,6 +227,37 @@ def test_predictions_of_a_saved_model_are_those_of_the_run(saved):
     (saved / "elsewhere").rename(saved / "fedper-seed0" / "clients")
 
 
+def test_confusion_is_of_the_classes_that_an_evaluation_scores(tmp_path):
+    """One output for two classes; novel clients learn from labels, and are scored on their other
+    samples. The places of the axes have the names of the classes. A regression has no classes."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2)).round(3)
+    names = np.where(x[:, 0] > 0, "yes", "no")
+    rows = [f"{a},{b},{name}" for (a, b), name in zip(x, names, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,ill", *rows]))
+    run = tmp_path / "fedavg-seed0"
+    keys = {"dataset": str(tmp_path / "table.csv"), "label": "ill", "task": "binary"}
+    keys |= {"partition": "iid", "num-clients": 4, "rounds": 1, "local-steps": 2}
+    keys |= {"novel-shots": 3, "novel-steps": 30, "output-dir": str(run)}
+    run_in_process(defaults() | keys)
+    true, predicted = predictions(run)
+    summary = json.loads((run / "summary.json").read_text())
+    novel = [client for client in summary["per_client"].values() if client["role"] == "novel"]
+    right = [client["examples"] * client["accuracy"] for client in novel]
+    assert len(true) == sum(client["examples"] for client in novel) == 28
+    assert (true == predicted).sum() == pytest.approx(sum(right))
+    assert 14 < sum(right) < 28
+    axis = confusion(run).axes[0]
+    shares = np.asarray(axis.images[0].get_array())
+    assert shares[1, 1] == predicted[true == 1].mean() == 1 - shares[1, 0]
+    for names_axis in (axis.xaxis, axis.yaxis):
+        assert [text.get_text() for text in names_axis.get_ticklabels()] == ["no", "yes"]
+    card = json.loads((run / "serving.json").read_text())
+    (run / "serving.json").write_text(json.dumps(card | {"task": "values"}))
+    with pytest.raises(ValueError, match="fedavg-seed0 predicts values, and this figure is of cl"):
+        predictions(run)
+
+
 def everything(folder, client):
     """The labels of all samples of one of the run's clients."""
     share = partitions.federation(saved_configuration(folder)).share(client)
@@ -237,6 +273,7 @@ def test_confusion_of_users_with_tastes(tmp_path):
     assert (axis.get_ylabel(), axis.get_xlabel()) == ("sub-population", "assigned head")
     shares = np.asarray(axis.images[0].get_array())
     assert shares == pytest.approx(np.array([[2 / 3, 1 / 3, 0], [0, 1, 0], [0, 1, 0]]))
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["0", "1", "2"]
 
 
 def test_a_map_has_a_place_for_every_embedding(saved):

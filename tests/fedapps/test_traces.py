@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from pandas import DataFrame
 from safetensors.numpy import load_file
 from small_runs import invoke
@@ -10,7 +11,7 @@ from fedapps.clientapp import app
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.results.plot import save
 from fedapps.serverapp import run
-from fedapps.service.figures import TRACED, draw_traces, trace, trace_lines, traces
+from fedapps.service.figures import TRACED, draw_traces, make_client, trace, trace_lines, traces
 from partitions import federation
 
 
@@ -75,12 +76,34 @@ def test_training_clients_and_other_methods_are_refused(finished):
         trace(config | {"method": "fedavg"}, arrays, 0, 3, 1)
 
 
+def test_a_trace_of_values_has_the_error_in_their_unit(tmp_path):
+    """Step 0 is the un-adapted model: its root mean square error, of labels around 500."""
+    from fedapps.settings.config import defaults
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype("float32")
+    y = 500 + 20 * x.sum(1)
+    np.savez(tmp_path / "values.npz", x=x, y=y)
+    config = defaults() | {"method": "fedtta", "dataset": str(tmp_path / "values.npz")}
+    config |= {"task": "values", "inputs": "vector", "partition": "iid", "num-clients": 4}
+    novel = int(np.flatnonzero(federation(config).novel)[0])
+    client = make_client(config, novel)
+    traced = trace(config, client.initial, novel, 1, 1)
+    assert list(traced) == ["RMSE", *TRACED]
+    inputs, labels = client.share.everything[:]
+    with torch.no_grad():
+        errors = (client.base(inputs) - labels) * client.targets.std[0]
+    expected = errors.square().mean().sqrt().item()
+    assert expected > 5
+    assert traced.RMSE[0] == pytest.approx(expected)
+
+
 def test_means_over_clients_and_the_step_of_least_entropy():
     """Entropies 0.1 0.9 0.6 and 0.3 0.7 0.2: means 0.2, 0.8 and 0.4. That of the
     un-adapted model is the least and does not count: step 2."""
     found = {
-        3: DataFrame([[0.1, 5, 0.1], [0.2, 4, 0.9], [0.6, 1, 0.6]], columns=TRACED),
-        8: DataFrame([[0.3, 7, 0.3], [0.6, 2, 0.7], [0.8, 2, 0.2]], columns=TRACED),
+        3: DataFrame([[0.1, 5, 0.1], [0.2, 4, 0.9], [0.6, 1, 0.6]], columns=["accuracy", *TRACED]),
+        8: DataFrame([[0.3, 7, 0.3], [0.6, 2, 0.7], [0.8, 2, 0.2]], columns=["accuracy", *TRACED]),
     }
     figure = draw_traces(found)
     curves = [axis.lines[0].get_ydata() for axis in figure.axes]
