@@ -5,6 +5,7 @@ The first part has the loss of outputs and labels, the predictions and their sco
 `fedapps.common.tasks.Targets` for the labels. The second part scores a client's predictions for its
 samples."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -286,12 +287,12 @@ def score_samples(
 
 
 def _own_scores(client: Client, outputs: Tensor, y: Tensor) -> Metrics:
-    """The user's own scores of outputs and labels, without those that fail for them."""
+    """The user's own scores of outputs and labels; NaN where one fails for them, which the server
+    counts and leaves out of the mean."""
     scores: Metrics = {}
     for name, score in client.own_scores.items():
         value = score.of(outputs, y, client.targets)
-        if value is not None:
-            scores[name] = value
+        scores[name] = math.nan if value is None else value
     return scores
 
 

@@ -4,6 +4,7 @@ A client reports each one beside the scores of its task, under its name; the ser
 clients. A minus sign before a name says that lower is better."""
 
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -43,19 +44,19 @@ class OwnScore:
         self._failed = False
 
     def of(self, outputs: Tensor, y: Tensor, targets: Targets) -> float | None:
-        """Its value for these samples; None, with a warning for the first time, if it fails, as
-        some do where a client has samples of one class alone."""
+        """Its value for these samples; None, with a warning for the first time, if it fails or
+        gives NaN, as some do where a client has samples of one class alone."""
         try:
             return self.value(outputs, y, targets)
         except Exception as error:  # the user's code; the client's other scores stay
             if not self._failed:
-                log.warning("%s; such clients report no %s", error, self.name)
+                log.warning("%s; such clients are left out of the mean %s", error, self.name)
             self._failed = True
             return None
 
     def value(self, outputs: Tensor, y: Tensor, targets: Targets) -> float:
-        """Its value for these samples. Raises ValueError for a result that is no number, and for
-        an error in its code."""
+        """Its value for these samples. Raises ValueError for a result that is no number or NaN, and
+        for an error in its code."""
         outputs, y = _as_given(outputs, y, targets)
         # A metric collects what it sees: each client has a new one.
         score = deepcopy(self._score) if hasattr(self._score, "reset") else self._score
@@ -68,11 +69,14 @@ class OwnScore:
                 f"the score {self.name!r} fails for {shapes}: {type(error).__name__}: {error}"
             ) from error
         try:
-            return float(value)
+            number = float(value)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"the score {self.name!r} gave {value!r:.200} for {shapes}; it must give one number"
             ) from error
+        if math.isnan(number):
+            raise ValueError(f"the score {self.name!r} gave NaN for {shapes}")
+        return number
 
 
 def _as_given(outputs: Tensor, y: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:

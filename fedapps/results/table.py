@@ -1,5 +1,6 @@
 """The table at the end of `fedapps run`: a row per method."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+NOT_FINITE = "-not-finite-"  # in an evaluation's keys, between the group and the score
 # What the columns of each main score hold.
 MEANINGS = {"accuracy": "accuracy in %", "rmse": "RMSE in the labels' unit"}
 # Scores beside the main ones, in the order of their columns.
@@ -134,6 +136,7 @@ def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[
         exception = " but those that they learn from" if learn else ""
         notes.append(f"novel clients: all their samples{exception}")
     notes += few_samples(runs)
+    notes += left_out_clients(runs)
     notes += failed_seeds(runs)
     if "F1" in columns:
         notes.append("F1 of test samples: mean over sub-populations; over users")
@@ -169,6 +172,26 @@ def few_samples(runs: "DataFrame") -> list[str]:
     if fewest == FEW_SAMPLES:
         return []
     return [f"a novel client has only {fewest} samples to be scored on"]
+
+
+def left_out_clients(runs: "DataFrame", round_: str = "best") -> list[str]:
+    """By score and method, the number of clients that a mean lacks since they had no number for it,
+    summed over seeds."""
+    counts: dict[str, Counter[str]] = {}  # by the score's title and the method
+    for run in runs.dropna(subset="summary").itertuples():
+        evaluation = run.summary.last if round_ == "last" else run.summary
+        for key, count in evaluation.evaluation.items():
+            role, is_count, name = key.partition(NOT_FINITE)
+            if is_count and count:
+                title = column(f"{role}-{name}").title
+                counts.setdefault(title, Counter())[run.method] += int(count)
+    words = []
+    for title, by_method in counts.items():
+        methods = [f"{method} {count}" for method, count in by_method.items()]
+        words.append(f"{title} ({', '.join(methods)})")
+    if not words:
+        return []
+    return [f"clients without a number, left out of the mean: {', '.join(words)}"]
 
 
 def failed_seeds(runs: "DataFrame") -> list[str]:

@@ -24,7 +24,7 @@ from clients.core.protocol import (
     VALUE_SUMS,
 )
 from fedapps.common.once import say_once
-from fedapps.common.tasks import MAIN_SCORES, reported_name
+from fedapps.common.tasks import MAIN_SCORES, SCORES, reported_name
 from partitions.shares import SUB_POPULATION
 from strategies.core.domain_distances import a_distances
 from strategies.core.nodes import Nodes
@@ -115,14 +115,18 @@ class Evaluation:
     def _log_not_finite(self, counts: Mapping[str, int], clients: int) -> None:
         for name in counts.keys() - self._logged_not_finite:
             self._logged_not_finite.add(name)
+            reason = "training has diverged there: lower lr"
+            if name not in SCORES and LOSS not in name:
+                reason = "it is not defined for their samples, or training has diverged there"
             log(
                 WARNING,
                 "round %s: %s of %s of %s clients is NaN, infinite or beyond 1e12, and is left out "
-                "of the mean; training has diverged there: lower lr",
+                "of the mean; %s",
                 self._strategy.round,
                 name,
                 counts[name],
                 clients,
+                reason,
             )
 
     def _warn_of_no_scores(self, updates: Sequence[Update]) -> None:

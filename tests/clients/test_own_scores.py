@@ -85,7 +85,15 @@ def test_a_score_that_fails_is_left_out_with_one_warning(caplog):
     assert score.of(*args) is None
     assert score.of(*args) is None
     (record,) = caplog.records
-    assert "ValueError: only one class; such clients report no of-two-classes" in record.message
+    said = "ValueError: only one class; such clients are left out of the mean of-two-classes"
+    assert said in record.message
+
+
+def test_a_score_that_is_no_number_is_left_out_as_one_that_fails(caplog):
+    """Scikit-learn's roc_auc_score gives NaN for a single class."""
+    score = named_scores({"auroc": lambda outputs, labels: float("nan")})["auroc"]
+    assert score.of(torch.zeros(2, 3), torch.zeros(2).long(), Targets()) is None
+    assert "the score 'auroc' gave NaN for outputs (2, 3) and labels (2,)" in caplog.text
 
 
 @pytest.mark.parametrize("name", [*READERS, "f1", "f1-2", "sem", "clients", "trimmed-x", "auto"])

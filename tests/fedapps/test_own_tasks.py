@@ -161,8 +161,9 @@ def test_a_score_must_be_a_function_and_give_a_number(caplog):
         trained(TWO, "binary", scores={"mine": 3})
     _, scores = trained(TWO, "binary", scores={"mine": lambda z, y: z})
     assert "train-mine" not in scores and "train-accuracy" in scores
+    assert scores["train-not-finite-mine"] == 1
     assert "the score 'mine' gave tensor" in caplog.text
-    assert "it must give one number; such clients report no mine" in caplog.text
+    assert "it must give one number; such clients are left out of the mean mine" in caplog.text
 
 
 REFUSED = [

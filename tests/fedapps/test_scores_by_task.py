@@ -152,6 +152,21 @@ def test_several_labels_have_f1_beside_the_accuracy(tmp_path):
     assert "whose labels are all right" in table.caption
 
 
+def test_tables_say_how_many_clients_a_mean_lacks(tmp_path):
+    """In seed 0 one training client had no number, in seed 1 two, at the last round one more."""
+    for seed, count in enumerate((1, 2)):
+        run = leave(tmp_path, "fedavg", seed, [0.5], scores="my_lab:auroc")
+        summary = json.loads((run / "summary.json").read_text())
+        summary["last"] = {"evaluation": {"train--bias": 1.0, "train-not-finite--bias": count + 1}}
+        summary["evaluation"] |= {"train-auroc": 0.5, "train-not-finite-auroc": count}
+        (run / "summary.json").write_text(json.dumps(summary))
+    runs = read_runs(tmp_path)[0]
+    said = "clients without a number, left out of the mean: training, {}"
+    assert said.format("auroc (fedavg 3)") in results(runs).caption
+    assert said.format("auroc (fedavg 3)") in as_table(compare(runs)).caption
+    assert said.format("bias (fedavg 5)") in as_table(compare(runs, round_="last")).caption
+
+
 def test_macro_f1_that_chooses_rounds_of_classes_has_no_column(tmp_path):
     run = leave(tmp_path, "fedavg", 0, [0.5])
     summary = json.loads((run / "summary.json").read_text())

@@ -10,6 +10,8 @@ from flwr.clientapp import ClientApp
 
 from clients.core.arrays import to_record
 from fedapps.engines.in_process_grid import InProcessGrid
+from strategies.core.evaluation import Evaluation
+from strategies.core.replies import Node, Update
 from strategies.core.reply_checks import not_finite
 from strategies.methods.fedavg import FedAvg
 
@@ -50,6 +52,22 @@ def test_it_is_counted_and_logged_once(caplog):
     said = "round 1: loss of 2 of 3 clients is NaN, infinite or beyond 1e12, and is left out"
     assert caplog.text.count(said) == 1
     assert caplog.text.count("eval_loss of 2 of 3 clients") == 1
+    assert caplog.text.count("left out of the mean; training has diverged there: lower lr") == 2
+
+
+def test_the_log_does_not_blame_training_for_a_score_without_a_value(caplog):
+    """AUROC of a client whose samples have one class."""
+    replies = [update({"accuracy": 0.5, "auroc": 0.75}), update({"accuracy": 0.5}, ("auroc",))]
+    with caplog.at_level(logging.WARNING, "flwr"):
+        numbers = Evaluation(FedAvg()).metrics(replies)
+    assert (numbers["train-auroc"], numbers["train-not-finite-auroc"]) == (0.75, 1)
+    assert "auroc of 1 of 2 clients is NaN" in caplog.text
+    assert "it is not defined for their samples, or training has diverged" in caplog.text
+
+
+def update(metrics, without_number=()):
+    """The valid evaluation reply of a training client."""
+    return Update(Node(0, 0), {}, 4, metrics, not_finite=without_number)
 
 
 def test_a_run_without_such_numbers_says_nothing(caplog):
