@@ -223,8 +223,8 @@ def rounds_of(runs: "DataFrame", points: int) -> "DataFrame":
     for run in runs[["folder", "method", "seed"]].itertuples():
         reports = [report for report in read_rounds(run.folder) if report.evaluation]
         step = max(math.ceil(len(reports) / points), 1)
-        # From the last round backwards, so that it is always among them.
-        for report in reports[::-step]:
+        # Chosen from the last round backwards, so that it is always among them.
+        for report in reversed(reports[::-step]):
             row = {"method": run.method, "seed": run.seed, "round": report.round}
             row["time"] = report.simulated_seconds
             for key in CURVES:

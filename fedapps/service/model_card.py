@@ -80,7 +80,7 @@ def facts(run: FinishedRun) -> dict[str, str]:
         "inputs": f"shape {card.shape}, over {card.scale:g}, less {card.mean}, over {card.std}",
         "network": f"{card.model}; {size / 1e6:.2f} MB kept",
         "rounds": f"{rounds}, the model of round {model_round(run.folder)}",
-        main.text: f"training clients {training}, novel clients {novel}",
+        main.short or main.text: f"training clients {training}, novel clients {novel}",
         "a novel client gets": MODELS_OF_NOVEL_CLIENTS[method.novel],
         "it needs": ", ".join(_needs(run)),
         "ε spent in training": _spent(run),
@@ -232,6 +232,7 @@ def _value(value: float | None, score: Score) -> str:
 def _labels(card: Card, names: str) -> str:
     """What the network predicts: how many classes, labels or values, with the `names`."""
     if card.task == VALUES:
-        return f"{len(card.classes)} values"
+        word = "value" if len(card.classes) == 1 else "values"
+        return f"{len(card.classes)} {word}: {names}"
     word = "labels at once" if card.task == LABELS else "classes"
     return f"{len(card.classes)} {word}: {names}"

@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
@@ -94,6 +94,15 @@ def parse_override(argument: str) -> tuple[str, Value]:
     if not isinstance(value, Value):
         raise ValueError(f"{key} is {text:.200}; it must be a text, a number, true or false")
     return present_key(key), value
+
+
+def check_set_once(arguments: Iterable[str]) -> None:
+    """Raise ValueError if two of the ``key=value`` arguments set one key to different values."""
+    first: dict[str, str] = {}  # argument by key
+    for argument in arguments:
+        key = present_key(argument.partition("=")[0], silent=True)
+        if first.setdefault(key, argument) != argument:
+            raise ValueError(f"{first[key]} and {argument} set {key} twice; leave one of the two")
 
 
 def defaults() -> Config:

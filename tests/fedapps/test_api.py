@@ -32,6 +32,7 @@ def test_a_row_a_run_a_round_a_client(runs, folder):
     assert list(frame.seed) == [0, 1, 0, 1] and set(frame["num-clients"]) == {4}
     rounds, clients = runs.rounds(), runs.clients("last")
     assert len(rounds) == 4 * 2 and len(clients) == 4 * 4
+    assert list(rounds["round"]) == [1, 2] * 4
     last = rounds[rounds["round"] == 2].set_index(["method", "seed"])["novel-accuracy"]
     novel = clients[clients.role == "novel"].groupby(["method", "seed"]).accuracy.mean()
     pandas.testing.assert_series_equal(last.sort_index(), novel.sort_index(), check_names=False)

@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -126,6 +127,20 @@ def test_the_card_has_the_scores_of_the_round_whose_model_is_saved(folder, tmp_p
     assert told() == ("training clients –, novel clients 60.00 %", [0.6])
     run.summary["best_round"] = 3
     assert told() == ("training clients 90.00 %, novel clients 60.00 %", [0.9, 0.6])
+
+
+def test_a_regression_is_shown_with_its_error_and_the_name_of_its_value(folder):
+    """Each topic leaves a blank before its text in the 21 characters of `fedapps show`."""
+    run = FinishedRun(folder)
+    run.card = replace(run.card, task="values", classes=("dose",))
+    run.summary["evaluation"] = {"train-rmse": 12.5, "novel-rmse": 15.0}
+    run.summary["saved_model_train"] = {"train-rmse": 12.5}
+    shown = facts(run)
+    assert shown["data"].endswith("; 1 value: dose")
+    assert shown["RMSE"] == "training clients 12.5, novel clients 15"
+    run.card = replace(run.card, classes=("dose", "days"))
+    assert facts(run)["data"].endswith("; 2 values: dose, days")
+    assert max(map(len, shown)) < 20
 
 
 def test_texts_of_the_run_are_no_markup(folder, tmp_path):
