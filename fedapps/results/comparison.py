@@ -25,7 +25,13 @@ from fedapps.results.runs import (
     own_settings,
     score_keys,
 )
-from fedapps.results.table import epsilon, left_out_clients, lost_replies, terms_of_privacy
+from fedapps.results.table import (
+    epsilon,
+    left_out_clients,
+    lost_replies,
+    terms_of_privacy,
+    weights,
+)
 from fedapps.settings.config import defaults, effective
 from partitions import RUN_SEED
 from partitions.rules.registry import options_of
@@ -460,6 +466,7 @@ def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
         if not math.isnan(run.epsilon):
             spent = f", ε = {epsilon(runs.loc[[run.Index]])}"
         notes.append(f"not evaluated: {run.name}{spent}")
+    notes += weights(runs)
     notes += left_out_clients(runs, comparison.round)
     notes += terms_of_privacy(runs)
     notes += lost_replies(runs)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clients.core.protocol import FEW_SAMPLES
+from fedapps.common.tasks import AUTO, score_named
 from fedapps.results.formats import (
     FAILED,
     TextTable,
@@ -79,6 +80,10 @@ def _reported_round(runs: "DataFrame") -> str:
     if last and all(last.values()):
         return "at the last round"
     best = "at the round that is best on validation"
+    selected = {str(effective(config, "selection-metric")) for config in runs.config}
+    if selected != {AUTO}:
+        names = ["the main score" if name == AUTO else score_named(name).text for name in selected]
+        best = f"{best} by {' or '.join(sorted(names))}"
     of_last_round = [label for label, is_last in last.items() if is_last]
     if not of_last_round:
         return best
@@ -135,6 +140,7 @@ def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[
         learn = any(config.get("novel-shots") for config in runs.config)
         exception = " but those that they learn from" if learn else ""
         notes.append(f"novel clients: all their samples{exception}")
+    notes += weights(runs)
     notes += few_samples(runs)
     notes += left_out_clients(runs)
     notes += failed_seeds(runs)
@@ -160,6 +166,13 @@ def _notes(runs: "DataFrame", columns: Sequence[str], over_seeds: bool) -> list[
 def novel_clients(runs: "DataFrame") -> bool:
     """Whether any of the runs has novel clients."""
     return any(float(config["train-fraction"]) < 1 for config in runs.config)
+
+
+def weights(runs: "DataFrame") -> list[str]:
+    """How means weigh clients, where it is not equally."""
+    if all(effective(config, "average-over") == "clients" for config in runs.config):
+        return []
+    return ["average-over=samples: means weigh each client by its samples, standard errors do not"]
 
 
 def few_samples(runs: "DataFrame") -> list[str]:

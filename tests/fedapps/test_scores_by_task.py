@@ -152,6 +152,18 @@ def test_several_labels_have_f1_beside_the_accuracy(tmp_path):
     assert "whose labels are all right" in table.caption
 
 
+def test_tables_say_which_score_chose_the_round_and_how_clients_are_weighed(tmp_path):
+    leave(tmp_path, "fedavg", 0, [0.5], **{"selection-metric": "macro-f1"})
+    runs = read_runs(tmp_path)[0]
+    assert results(runs).title.endswith("at the round that is best on validation by macro F1")
+    assert "average-over" not in results(runs).caption
+    leave(tmp_path, "tent", 0, [0.5], **{"average-over": "samples"})
+    runs = read_runs(tmp_path)[0]
+    assert results(runs).title.endswith("best on validation by macro F1 or the main score")
+    said = "average-over=samples: means weigh each client by its samples, standard errors do not"
+    assert said in results(runs).caption and said in as_table(compare(runs)).caption
+
+
 def test_tables_say_how_many_clients_a_mean_lacks(tmp_path):
     """In seed 0 one training client had no number, in seed 1 two, at the last round one more."""
     for seed, count in enumerate((1, 2)):
