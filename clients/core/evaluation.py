@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from clients.core.criterion import Criterion
 from clients.core.protocol import COUNTS, TRAINING_ERROR, VALUE_SUMS, Metrics
-from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES, Targets
+from fedapps.common.tasks import BINARY, CLASSES, LABELS, TASKS, VALUES, Targets, reported_name
 from partitions.shares import SUB_POPULATION, Samples, Share, labeled_rows
 
 # Outputs: losses, predictions, scores
@@ -251,8 +251,9 @@ def score_samples(
 
     For `select` = "macro-f1" the metrics of classes include this score. Without a `prefix` they
     include the adaptation's metrics, the scores of its intermediate logits, further scores of the
-    task, and the user's own. With `counts` they include those for the F1 of sub-populations, under
-    names without the prefix: one model's, on one set of samples."""
+    task, and the user's own; with one, the one of these scores that `select` names. With `counts`
+    they include those for the F1 of sub-populations, under names without the prefix: one model's,
+    on one set of samples."""
     in_full = not prefix
     if not len(samples):
         return 0.0, 0, {}
@@ -277,6 +278,11 @@ def score_samples(
     if in_full:
         metrics |= further_scores(logits, y, targets)
         metrics |= _own_scores(client, logits, y)
+    elif select:
+        further = further_scores(logits, y, targets) | _own_scores(client, logits, y)
+        name = reported_name(select, further)
+        if name in further:
+            metrics[prefix + name] = further[name]
     if targets.task == VALUES:
         metrics[prefix + VALUE_SUMS] = value_sums(logits, y)
     if counts and SUB_POPULATION in client.share.attributes:  # a user with a preference

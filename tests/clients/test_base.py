@@ -12,6 +12,7 @@ from torch import nn
 from clients.core.client import Client
 from clients.core.domain import domain_gradient
 from clients.core.evaluation import macro_f1
+from clients.core.own_scores import named_scores
 from clients.core.protocol import NAMES, FewShot, lr_factor
 from clients.methods.ditto import DittoClient
 from clients.methods.fedper import FedPerClient
@@ -355,17 +356,21 @@ def test_macro_f1_by_hand():
 
 @pytest.mark.parametrize(
     ("select", "more"), [("", set()), ("loss", {"global-loss"}),
-                         ("macro-f1", {"macro-f1", "global-macro-f1"})],
+                         ("macro-f1", {"macro-f1", "global-macro-f1"}),
+                         ("mine", {"global--mine"})],
 )  # fmt: skip
 def test_a_client_reports_the_score_that_chooses_the_round(select, more):
     """The weights send every input to class 0; one of three validation labels is 1."""
     data = share([[1.0]] * 3, [0, 1, 0])
     arrays = {"weight": np.zeros((2, 1), np.float32), "bias": np.float32([2, 0])}
     ditto = DittoClient(torch.nn.Linear(1, 2), data)
+    ditto.own_scores = named_scores({"-mine": lambda z, y: len(y), "other": lambda z, y: 1})
     _, count, metrics = ditto.score(arrays, {"select": select} if select else {})
     assert count == 3
-    assert metrics.keys() == {"accuracy", "global-accuracy"} | more
+    assert metrics.keys() == {"accuracy", "global-accuracy", "-mine", "other"} | more
     if select == "macro-f1":
         assert metrics["global-macro-f1"] == pytest.approx(0.4)
+    if select == "mine":
+        assert (metrics["-mine"], metrics["global--mine"]) == (3, 3)
     if select == "loss":
         assert metrics["global-loss"] == pytest.approx(math.log(1 + math.exp(-2)) + 2 / 3)
