@@ -454,7 +454,7 @@ def test_an_export_that_differs_is_not_left(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.onnx, "export", lambda *arguments, **named: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     model = Zeros()
-    model.card = SimpleNamespace(inputs="pixels", method="fedavg")
+    model.card = SimpleNamespace(inputs="pixels", method="fedavg", task="classes")
     with pytest.raises(ValueError, match="differs from the model by up to 1"):
         onnx.export(model, (4,), tmp_path)
     assert not list(tmp_path.iterdir())
