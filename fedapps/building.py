@@ -41,6 +41,8 @@ from partitions.federations import DEFAULT_PUBLIC
 from partitions.shares import Share
 from strategies.core.strategy import PersonalizedStrategy
 
+# A client that is served is scored by no function of the run's own, and need not have its code.
+WITHOUT_SCORES: Config = {"scores": ""}
 Network = tuple[nn.Module, Arrays]  # a method's whole network and its initial arrays
 Networks = nn.Module | Mapping[str, nn.Module]  # all clients' network, or networks by name
 

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 import partitions
 from clients.core.client import Client
 from clients.core.protocol import SCALING, SERVE, WANTS
-from fedapps.building import Builder, with_public
+from fedapps.building import WITHOUT_SCORES, Builder, with_public
 from fedapps.common import external_code
 from fedapps.common.external_code import is_reference
 from fedapps.common.seeds import seed_of
@@ -56,6 +56,7 @@ def make_client(context: Context, method: str) -> Client:
     client_id = identity(context)
     card = service.card_of(context)
     if card is not None:
+        config = config | WITHOUT_SCORES
         share = service.node_inputs(context, card).share
         info = card.info()
         if share.novel:

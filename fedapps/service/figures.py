@@ -19,7 +19,7 @@ from clients.core.privacy import EVERYTHING
 from clients.core.protocol import LR_FACTOR, RESTORE_STATE, SERVER_ROUND, lr_factor
 from clients.methods.atp import RATES, adaptable
 from clients.methods.fedtta import Adapting
-from fedapps.building import Builder, with_public
+from fedapps.building import WITHOUT_SCORES, Builder, with_public
 from fedapps.common.tasks import CLASS_PROBABILITIES, TASKS, Targets
 from fedapps.engines.in_process_grid import InProcessGrid
 from fedapps.methods import METHODS
@@ -87,10 +87,11 @@ class RecordedClasses:
     true: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     predicted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def of(self, outputs: Tensor, y: Tensor, targets: Targets) -> None:
-        """Record the samples that an evaluation scores; there is no score."""
+    def of(self, outputs: Tensor, y: Tensor, targets: Targets) -> float:
+        """Record the samples that an evaluation scores; returns how many they are."""
         self.true = y.cpu().numpy()
         self.predicted = predicted(outputs, targets).cpu().numpy()
+        return float(len(y))
 
 
 def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -139,7 +140,7 @@ def _grid_of(run: FinishedRun, recorded: dict[int, RecordedClasses]) -> InProces
     def answer(message: Message, context: Context) -> Message:
         client = make_client(run.config, int(context.node_config["partition-id"]))
         recorded[client.client] = RecordedClasses()
-        client.own_scores = {"classes": recorded[client.client]}
+        client.own_scores = {"recorded": recorded[client.client]}
         return reply_of(client, message, context)
 
     app = ClientApp()
@@ -308,7 +309,7 @@ def rates(folder: Path) -> "Figure":
 def make_client(config: Config, number: int) -> Client:
     """The run's client with this number."""
     federation = _federation(config)
-    builder = Builder(config, str(config["method"]), federation.info)
+    builder = Builder(config | WITHOUT_SCORES, str(config["method"]), federation.info)
     return builder.client(federation.share(number), number)
 
 

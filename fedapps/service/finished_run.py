@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from clients.core.arrays import from_record, to_record
 from clients.core.protocol import METHOD, SERVE
-from fedapps.building import Builder, build_strategy, method_model, shared_of
+from fedapps.building import WITHOUT_SCORES, Builder, build_strategy, method_model, shared_of
 from fedapps.common import external_code
 from fedapps.common.threads import one_thread
 from fedapps.common.torch_defaults import torch_defaults
@@ -134,17 +134,17 @@ class FinishedRun:
             raise self._no_model(FAILED) from error
 
     def _config_with(self, epsilon: float | None) -> Config:
-        """The run's configuration, with `epsilon` as the privacy of descriptors unless it is None.
-        Raises ValueError if the method's clients send no descriptor."""
+        """The run's configuration without scores of the user's own, with `epsilon` as the privacy
+        of descriptors unless it is None. Raises ValueError if the method's clients send none."""
         if epsilon is None:
-            return self.config
+            return self.config | WITHOUT_SCORES
         key = f"{self.method}.descriptor-epsilon"
         if key not in self.config:
             raise ValueError(
                 f"epsilon is {epsilon:g}, but {self.method}'s clients send no descriptor to "
                 "add noise to; odpfl-hn's do"
             )
-        return override(self.config, {key: epsilon})
+        return override(self.config | WITHOUT_SCORES, {key: epsilon})
 
     def _no_model(self, reason: str) -> ValueError:
         return ValueError(f"{self.method} gives no model for these inputs: {reason}")

@@ -227,7 +227,7 @@ def test_predictions_of_a_saved_model_are_those_of_the_run(saved):
     (saved / "elsewhere").rename(saved / "fedper-seed0" / "clients")
 
 
-def test_confusion_is_of_the_classes_that_an_evaluation_scores(tmp_path):
+def test_confusion_is_of_the_classes_that_an_evaluation_scores(tmp_path, caplog):
     """One output for two classes; novel clients learn from labels, and are scored on their other
     samples. The places of the axes have the names of the classes. A regression has no classes."""
     rng = np.random.default_rng(0)
@@ -240,7 +240,9 @@ def test_confusion_is_of_the_classes_that_an_evaluation_scores(tmp_path):
     keys |= {"partition": "iid", "num-clients": 4, "rounds": 1, "local-steps": 2}
     keys |= {"novel-shots": 3, "novel-steps": 30, "output-dir": str(run)}
     run_in_process(defaults() | keys)
+    caplog.clear()
     true, predicted = predictions(run)
+    assert not caplog.records  # no reply is dropped
     summary = json.loads((run / "summary.json").read_text())
     novel = [client for client in summary["per_client"].values() if client["role"] == "novel"]
     right = [client["examples"] * client["accuracy"] for client in novel]

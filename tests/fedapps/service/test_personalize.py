@@ -23,6 +23,7 @@ from fedapps.methods import METHODS
 from fedapps.node.bridge import reply_of
 from fedapps.serverapp import run_in_process
 from fedapps.service import delivery
+from fedapps.service.figures import predictions
 from fedapps.service.inputs import read_input_files
 from fedapps.settings.config import defaults
 from partitions.inspect import export
@@ -185,6 +186,18 @@ def test_the_report_is_json_whatever_the_network_gives(run, tmp_path, monkeypatc
     command("personalize", run("fedavg"), x, "--output", out)
     report = json.loads((out / "report.json").read_text(), parse_constant=refuse)
     assert (report["entropy"], report["shares"]) == (None, [0.5, {"a": None}])
+
+
+def test_a_later_client_needs_no_code_of_the_runs_own_scores(run, tmp_path):
+    """They scored the clients of the run; the module is not on this machine."""
+    folder = tmp_path / "run"
+    shutil.copytree(run("fedavg"), folder)
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(config.replace('scores = ""', 'scores = "gone:auroc"'))
+    model = fedapps.load(folder).personalize(np.zeros((3, 1, 8, 8), np.uint8))
+    assert model.report["samples"] == 3
+    true, predicted = predictions(folder)
+    assert len(true) == len(predicted) > 0
 
 
 def test_the_files_of_a_folder_of_images(run, tmp_path):
