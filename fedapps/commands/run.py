@@ -205,7 +205,8 @@ def make_report(console: Console, work: "list[Job]", output: Path) -> None:
     try:
         runs, problems = read_runs(output, work)
         page = report.write_report(runs, output, problems)
-        say(console, f"results: {output}, report of all {len(runs)} runs in it: {page}")
+        runs_text = f"all {len(runs)} runs" if len(runs) > 1 else "the run"
+        say(console, f"results: {output}, report of {runs_text} in it: {page}")
     except OSError as error:
         say_error(console, f"{error}; free some space, then: fedapps report {output}", "no report:")
         raise typer.Exit(1) from error

@@ -55,6 +55,7 @@ BOXES = (
 MOST_COMMANDS = 10
 # The inputs of played newcomers, by the regime to which auto's rule counts them.
 PLAYED_INPUTS = {"label-shift": "as in training, T at most t", "other-inputs": "others, T over t"}
+NOVEL_CLIENT = "novel-client"  # a phase that is no part of the round: one client's share of others
 LIMIT = 2_000_000  # bytes of the page
 
 
@@ -316,6 +317,8 @@ def costs(runs: "DataFrame") -> list[dict[str, Any]]:
             for report in reports:
                 dropped.update(report.dropped)
                 for phase, seconds in report.phases.items():
+                    if phase == NOVEL_CLIENT:
+                        continue
                     # The mean over all rounds, also over those without the phase.
                     share = seconds / len(reports) / len(group)
                     phases[phase] = phases.get(phase, 0.0) + share

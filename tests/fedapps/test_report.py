@@ -81,7 +81,10 @@ def test_costs_and_clients_of_a_run(tmp_path):
     run = leave(tmp_path, "fedavg", 0, [0.25, 0.5], train=[0.75], curve=[n / 8 for n in range(7)])
     file = run / "metrics.jsonl"
     more = [
-        {"dropped": {"error": 2, "names": 1}, "phases": {"send": 2.0, "clients": 6.0}},
+        {
+            "dropped": {"error": 2, "names": 1},
+            "phases": {"send": 2.0, "clients": 6.0, "novel-client": 4.0},
+        },
         {"dropped": {"error": 3}, "phases": {"send": 1.0}},
         *[{}] * 5,
     ]
