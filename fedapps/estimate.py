@@ -33,9 +33,9 @@ MAX_TRIES = 3  # the first time, torch loads what it needs
 Measured = dict[str, tuple[float, float, int]]
 HOW = (
     "time: local training and evaluation of one FedAvg client, measured now on this machine, × "
-    "clients × rounds × the method's usual time relative to FedAvg; memory: this process, a "
-    "round's models, and what auto's rule is made from, for each process; both can be wrong by a "
-    "factor of 2 or more"
+    "clients × rounds × the method's usual time relative to FedAvg, without auto's exchanges after "
+    "the last round; memory: this process, a round's models, and what auto's rule is made from, "
+    "for each process; both can be wrong by a factor of 2 or more"
 )
 
 

@@ -29,6 +29,7 @@ from fedapps.results.table import (
     epsilon,
     left_out_clients,
     lost_replies,
+    reporting_last_round,
     terms_of_privacy,
     weights,
 )
@@ -451,6 +452,9 @@ def _notes(comparison: Comparison, columns: set[str]) -> list[str]:
         notes.append("accuracy in %, F1 in [0, 1]")
     if errors:
         notes.append("errors in the labels' unit: less is better")
+    of_last_round = reporting_last_round(runs)
+    if comparison.round == "best" and of_last_round:
+        notes.append(f"the last round in place of the best one: {', '.join(of_last_round)}")
     if (comparison.lines.seeds > 1).any():
         notes.append("± standard deviation over seeds")
     if f"less {comparison.against}" in columns:

@@ -74,20 +74,26 @@ def results(runs: "DataFrame") -> TextTable:
 
 def _reported_round(runs: "DataFrame") -> str:
     """The round that the scores belong to, in words."""
-    last: dict[str, bool] = {}  # by method: whether one of its runs reports its last round
-    for run in runs[runs.summary.notna()].itertuples():
-        last[run.method] = last.get(run.method, False) or run.summary.reports_last_round
-    if last and all(last.values()):
+    of_last_round = reporting_last_round(runs)
+    if of_last_round and set(of_last_round) == set(runs.method[runs.summary.notna()]):
         return "at the last round"
     best = "at the round that is best on validation"
     selected = {str(effective(config, "selection-metric")) for config in runs.config}
     if selected != {AUTO}:
         names = ["the main score" if name == AUTO else score_named(name).text for name in selected]
         best = f"{best} by {' or '.join(sorted(names))}"
-    of_last_round = [label for label, is_last in last.items() if is_last]
     if not of_last_round:
         return best
     return f"{best}, or the last one ({', '.join(of_last_round)})"
+
+
+def reporting_last_round(runs: "DataFrame") -> list[str]:
+    """The methods of which a run reports its last round, whatever validation says."""
+    labels: dict[str, None] = {}
+    for run in runs.dropna(subset="summary").itertuples():
+        if run.summary.reports_last_round:
+            labels[run.method] = None
+    return list(labels)
 
 
 def _columns(runs: "DataFrame", settings: Sequence[str]) -> list[str]:

@@ -164,6 +164,17 @@ def test_tables_say_which_score_chose_the_round_and_how_clients_are_weighed(tmp_
     assert said in results(runs).caption and said in as_table(compare(runs)).caption
 
 
+def test_a_table_says_which_methods_report_their_last_round(tmp_path):
+    """The best round is none of auto's."""
+    leave(tmp_path, "fedavg", 0, [0.5])
+    run = leave(tmp_path, "auto", 0, [0.5])
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"reports_last_round": True}))
+    runs = read_runs(tmp_path)[0]
+    assert "the last round in place of the best one: auto." in as_table(compare(runs)).caption
+    assert "in place of" not in as_table(compare(runs, round_="last")).caption
+
+
 def test_tables_say_how_many_clients_a_mean_lacks(tmp_path):
     """In seed 0 one training client had no number, in seed 1 two, at the last round one more."""
     for seed, count in enumerate((1, 2)):
