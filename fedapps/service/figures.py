@@ -32,7 +32,7 @@ from fedapps.service.finished_run import FinishedRun, restore_strategy
 from fedapps.settings.config import Config, settings
 from fedapps.settings.saved_configurations import saved_configuration
 from partitions.federations import Federation
-from partitions.shares import labeled_rows
+from partitions.shares import Share, labeled_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,7 +154,7 @@ def _grid_of(run: FinishedRun, recorded: dict[int, RecordedClasses]) -> InProces
 
 def embeddings(folder: Path, attribute: str = "") -> "Figure":
     """t-SNE of the clients' embeddings or descriptors, coloured by a client attribute (such as
-    ``coarse``), or labelled with their classes."""
+    ``coarse``), or labelled with their classes; with their ids where labels are no classes."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
     from sklearn.manifold import TSNE
@@ -177,20 +177,27 @@ def embeddings(folder: Path, attribute: str = "") -> "Figure":
             axis.scatter(x, y, color=colour, label=shown(value))
         axis.legend(title=attribute, fontsize=7)
     else:
-        for (x, y), share in zip(points, shares, strict=True):
-            _, labels = share.everything[:]
-            classes = labels.unique().tolist()
+        has_classes = federation.info.task in CLASS_PROBABILITIES
+        for (x, y), client, share in zip(points, vectors, shares, strict=True):
             style: dict[str, Any] = {}
             if share.novel:
                 style = {"color": "#D55E00", "weight": "bold"}
-            text = ",".join(map(str, classes[:SHOWN_CLASSES]))
+            text = _classes_of(share) if has_classes else str(client)
             axis.text(x, y, text, ha="center", fontsize=7, **style)
         # Texts do not widen the axes, as dots would.
         axis.set(xlim=(points[:, 0].min(), points[:, 0].max()))
         axis.set(ylim=(points[:, 1].min(), points[:, 1].max()))
-        axis.set_title("classes of training clients, and of novel ones (bold)")
+        topic = "classes" if has_classes else "ids"
+        axis.set_title(f"{topic} of training clients, and of novel ones (bold)")
     axis.set(xticks=[], yticks=[])
     return figure
+
+
+def _classes_of(share: Share) -> str:
+    """The first classes among a client's labels."""
+    _, labels = share.everything[:]
+    classes = labels[labeled_rows(labels)].unique().tolist()
+    return ",".join(map(str, classes[:SHOWN_CLASSES]))
 
 
 def descriptors(config: Config, arrays: Arrays) -> dict[int, np.ndarray]:

@@ -342,6 +342,21 @@ def test_a_map_tells_each_clients_classes_novel_ones_in_bold(turned):
         embeddings(folder)
 
 
+def test_a_map_of_a_regression_tells_the_clients(tmp_path):
+    """Their labels are no classes."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "values.npz", x=rng.normal(size=(60, 3)), y=rng.normal(size=60))
+    config = defaults() | {"method": "pfedhn", "dataset": str(tmp_path / "values.npz")}
+    config |= {"task": "values", "inputs": "vector", "partition": "iid", "num-clients": 6}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
+    arrays = {f"embedding/{i}": rng.normal(size=3).astype("float32") for i in (5, 0, 2, 3)}
+    write_arrays(tmp_path / "model.safetensors", arrays)
+    vouch(tmp_path)
+    axis = embeddings(tmp_path).axes[0]
+    assert [text.get_text() for text in axis.texts] == ["0", "2", "3", "5"]
+    assert axis.get_title().startswith("ids of training clients")
+
+
 def test_the_command_writes_files_of_every_kind(saved, tmp_path):
     starts = {".pdf": b"%PDF", ".svg": b"<?xml", ".png": b"\x89PNG"}
     for ending, start in starts.items():
