@@ -277,9 +277,9 @@ def score_samples(
         metrics[prefix + select] = macro_f1(y, predicted(logits, targets))
     if in_full:
         metrics |= further_scores(logits, y, targets)
-        metrics |= _own_scores(client, logits, y)
+        metrics |= own_scores_of(client, logits, y)
     elif select:
-        further = further_scores(logits, y, targets) | _own_scores(client, logits, y)
+        further = further_scores(logits, y, targets) | own_scores_of(client, logits, y)
         name = reported_name(select, further)
         if name in further:
             metrics[prefix + name] = further[name]
@@ -292,7 +292,7 @@ def score_samples(
     return float(client.criterion(logits, y)), count, metrics
 
 
-def _own_scores(client: Client, outputs: Tensor, y: Tensor) -> Metrics:
+def own_scores_of(client: Client, outputs: Tensor, y: Tensor) -> Metrics:
     """The user's own scores of outputs and labels; NaN where one fails for them, which the server
     counts and leaves out of the mean."""
     scores: Metrics = {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clients.core.arrays import Arrays, model_arrays, prefixed
 from clients.core.client import Client, Config, Metrics
-from clients.core.evaluation import further_scores, main_of, value_sums
+from clients.core.evaluation import further_scores, main_of, own_scores_of, value_sums
 from clients.core.protocol import DOMAIN, VALUE_SUMS, FewShot, StateUse
 from fedapps.common.seeds import seed_of
 from fedapps.common.settings import setting
@@ -149,6 +149,7 @@ class PFLSampledClient(PFLClient):
         main = TASKS[self.targets.task].main.name
         metrics: Metrics = {main: main_of(predictions, labels, self.targets)}
         metrics |= further_scores(predictions, labels, self.targets)
+        metrics |= own_scores_of(self, predictions, labels)
         if self.targets.task == VALUES:
             sums = value_sums(predictions, labels)
             metrics[VALUE_SUMS] = [total / num_models for total in sums]

@@ -8,6 +8,7 @@ import torch
 from small_runs import at_once, federate, share, update
 
 from clients.core.domain import domain_gradient
+from clients.core.own_scores import named_scores
 from clients.methods.pfl import PFLClient, PFLSampledClient
 from clients.models import build_model
 from partitions.shares import Samples
@@ -142,9 +143,12 @@ def test_the_ensemble_is_the_mean_of_logits():
 
 def test_a_sampled_models_score_is_the_mean_of_the_models_scores():
     """Of (4, 0), (0, 2), (0, 1) one is right for label 0: 1/3, where their mean logits would be;
-    the loss is the mean of ln(1 + e⁻⁴), ln(1 + e²), ln(1 + e)."""
+    the loss is the mean of ln(1 + e⁻⁴), ln(1 + e²), ln(1 + e). The user's own score has all three
+    predictions."""
     client, sent = novel_with(PFLSampledClient, (4, 0), (0, 2), (0, 1))
+    client.own_scores = named_scores({"first": lambda z, y: z[:, 0].mean() - y.sum()})
     loss, count, metrics = client.score(sent, {})
+    assert metrics["first"] == pytest.approx(4 / 3)
     assert (metrics["accuracy"], count) == (pytest.approx(1 / 3), 1)
     assert loss == pytest.approx(np.log1p(np.exp([-4, 2, 1])).mean(), rel=1e-5)
 
