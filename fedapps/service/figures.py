@@ -129,6 +129,8 @@ def predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     recorded.clear()
     strategy.exchange("evaluate", payloads, {SERVER_ROUND: model_round(folder)})
     of_clients = [recorded[client] for client in sorted(recorded)]
+    if not any(len(classes.true) for classes in of_clients):
+        raise ValueError(f"{folder.name}: no client has been scored on samples with labels")
     true = np.concatenate([classes.true for classes in of_clients])
     return true, np.concatenate([classes.predicted for classes in of_clients])
 

@@ -16,7 +16,7 @@ from fedapps.files import write_arrays
 from fedapps.results.plot import clients, curves, matrix, save, swept, time
 from fedapps.results.runs import read_runs
 from fedapps.serverapp import run_in_process
-from fedapps.service.figures import confusion, embeddings, predictions
+from fedapps.service.figures import RecordedClasses, confusion, embeddings, predictions
 from fedapps.settings.config import defaults
 from fedapps.settings.saved_configurations import saved_configuration
 
@@ -227,7 +227,7 @@ def test_predictions_of_a_saved_model_are_those_of_the_run(saved):
     (saved / "elsewhere").rename(saved / "fedper-seed0" / "clients")
 
 
-def test_confusion_is_of_the_classes_that_an_evaluation_scores(tmp_path, caplog):
+def test_confusion_is_of_the_classes_that_an_evaluation_scores(tmp_path, caplog, monkeypatch):
     """One output for two classes; novel clients learn from labels, and are scored on their other
     samples. The places of the axes have the names of the classes. A regression has no classes."""
     rng = np.random.default_rng(0)
@@ -254,6 +254,10 @@ def test_confusion_is_of_the_classes_that_an_evaluation_scores(tmp_path, caplog)
     assert shares[1, 1] == predicted[true == 1].mean() == 1 - shares[1, 0]
     for names_axis in (axis.xaxis, axis.yaxis):
         assert [text.get_text() for text in names_axis.get_ticklabels()] == ["no", "yes"]
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedClasses, "of", lambda *_: 0.0)
+        with pytest.raises(ValueError, match="no client has been scored on samples with labels"):
+            predictions(run)
     card = json.loads((run / "serving.json").read_text())
     (run / "serving.json").write_text(json.dumps(card | {"task": "values"}))
     with pytest.raises(ValueError, match="fedavg-seed0 predicts values, and this figure is of cl"):
