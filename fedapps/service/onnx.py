@@ -46,6 +46,7 @@ def export(model: PersonalModel, shape: tuple[int, ...], folder: Path) -> Path:
 
 
 def _export(model: PersonalModel, shape: tuple[int, ...], file: Path) -> None:
+    """Write and check the file. Errors as `export`."""
     import onnxruntime
 
     exported: nn.Module = model
