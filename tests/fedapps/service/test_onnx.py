@@ -43,30 +43,30 @@ def test_tokens_are_whole_numbers(tmp_path):
 def test_values_are_in_their_own_unit(tmp_path, monkeypatch):
     """A hospital that runs the file reads doses, not deviations from their mean. Torch's exporter,
     which takes seconds, is left out."""
-    files = {}
+    written = []  # the module and the names of its outputs
 
     class Session:
         def __init__(self, file, **options):
-            self.module = files[file]
+            ((self.module, _),) = written
 
         def run(self, names, inputs):
             return (self.module(torch.from_numpy(inputs["x"])).detach().numpy(),)
 
     def write(module, args, file, *, output_names, **options):
-        files[file] = module
-        files["names"] = output_names
+        written.append((module, output_names))
 
     monkeypatch.setattr(torch.onnx, "export", write)
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     card = Card("fedavg", "mine", "linear", (3,), ("dose", "days"), 1.0, 0.0, 1.0, task="values",
                 target_mean=(2000.0, 0.5), target_std=(100.0, 0.01))  # fmt: skip
     model = PersonalModel(nn.Linear(3, 2), card, {}).eval()
-    file = export(model, (3,), tmp_path)
-    assert files["names"] == ["values"]
+    export(model, (3,), tmp_path)
+    ((module, names),) = written
+    assert names == ["values"]
     x = torch.rand(5, 3)
     expected = model.predict(x)
     assert expected[:, 0].min() > 1500
-    torch.testing.assert_close(files[file](x), expected)
+    torch.testing.assert_close(module(x), expected)
 
 
 def test_a_model_that_learns_while_it_predicts_has_no_file(tmp_path):
