@@ -35,6 +35,14 @@ from partitions.datasets.readers.columns import (
     read_column,
 )
 from partitions.datasets.readers.convert import as_inputs, joined
+from partitions.datasets.readers.csv_cells import (
+    TEXTS_OF_GAPS,
+    notes_on_gaps,
+    notes_on_rows,
+    rows_of,
+    texts_of_gaps,
+    unreadable,
+)
 from partitions.datasets.readers.pictures import images
 from partitions.datasets.readers.raw import Raw
 
@@ -55,12 +63,15 @@ def read_csv(path: Path, notes: list[str], later: bool = False) -> Any:
 
     Cells are separated by commas, semicolons or tabs; decimals have a point, or a comma where cells
     are separated otherwise. The text is UTF-8, or UTF-16 with a mark; else Windows-1252, which
-    Latin-1 is a part of. Numbers with leading zeros, as in postal codes, stay texts."""
+    Latin-1 is a part of. Numbers with leading zeros, as in postal codes, stay texts. The texts that
+    count as empty cells are in the frame's `attrs`, by column."""
     import pandas
 
     text = _decoded(path, notes)
+    lines_before = 0
     if declared := SEP_LINE.match(text):  # a line for Excel
         text = text[declared.end() :]
+        lines_before = 1
     header, separator = _header(text, path)
     if separator != ",":
         shown = "tabs" if separator == "\t" else "semicolons"
@@ -75,6 +86,7 @@ def read_csv(path: Path, notes: list[str], later: bool = False) -> Any:
                 index_col=False,
                 na_values=["?"],
                 dtype=_codes(text, header, separator),
+                skipinitialspace=True,
             )
     except pandas.errors.ParserWarning as error:
         raise ValueError(
@@ -82,11 +94,15 @@ def read_csv(path: Path, notes: list[str], later: bool = False) -> Any:
             "or tabs (decimals with a comma need one of the last two), and name each column"
         ) from error
     except (ValueError, OSError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV file with a header ({error})") from error
+        raise ValueError(unreadable(error, path, lines_before)) from error
     if not len(frame):
         raise ValueError(f"{path} has a header and no rows; add a row for each sample")
     frame.columns = [str(name).strip() for name in frame.columns]
     _check_names(frame, path, later)
+    notes += notes_on_rows(path, frame, text, separator)
+    written = texts_of_gaps(frame, text, separator)
+    notes += notes_on_gaps(path, written)
+    frame.attrs[TEXTS_OF_GAPS] = written
     if separator != ",":
         _convert_commas(frame, path)
     return frame
@@ -113,7 +129,7 @@ def _header(text: str, path: Path) -> tuple[list[str], str]:
     lines = text.lstrip("\r\n").splitlines()[:1]
     rows = {}
     for mark in SEPARATORS:
-        rows[mark] = next(csv.reader(lines, delimiter=mark), [])
+        rows[mark] = next(csv.reader(lines, delimiter=mark, skipinitialspace=True), [])
     separator = max(SEPARATORS, key=lambda mark: len(rows[mark]))
     names = [name.strip() for name in rows[separator]]
     other = OTHER_SEPARATOR.search(names[0]) if len(names) == 1 else None
@@ -143,7 +159,7 @@ def _codes(text: str, header: list[str], separator: str) -> dict[str, type]:
     if not LEADING_ZERO.search(text):
         return {}
     coded: dict[str, type] = {}
-    rows = csv.reader(io.StringIO(text.lstrip("\r\n"), newline=""), delimiter=separator)
+    rows = rows_of(text, separator)
     next(rows, None)
     for row in rows:
         for name, cell in zip(header, row, strict=False):
@@ -381,6 +397,8 @@ def _labels(
     """The labels of a column (n,), or of several (n, k), and the names of classes or outputs. A
     `later` client's samples may lack labels; None if all do."""
     where = f"{source}, column {', '.join(names)}"
+    if not later:
+        _check_texts_of_gaps(frame, names, source)
     read = of_later if later else of_task
     if len(names) == 1:
         y = read(_cells(frame[names[0]]), where, task, notes)
@@ -396,6 +414,20 @@ def _labels(
         columns.append(values)
     y = read(np.stack(columns, axis=1), where, task, notes)
     return y, tuple(names)
+
+
+def _check_texts_of_gaps(frame: Any, names: Sequence[str], source: Path) -> None:
+    """Raise ValueError for a column of labels with a text that counts as an empty cell."""
+    for name in names:
+        counts = frame.attrs.get(TEXTS_OF_GAPS, {}).get(name)
+        gaps = np.flatnonzero(frame[name].isna())
+        if counts and len(gaps):
+            text, count = counts.most_common(1)[0]
+            raise ValueError(
+                f"{source}, column {name}: row {gaps[0]} has no label, since {text!r} counts as "
+                f"none ({count} cells hold it); write another text if it is a class, else fill it "
+                "in, or leave the row out"
+            )
 
 
 def _cells(series: Any) -> np.ndarray:
