@@ -25,6 +25,7 @@ from fedapps.common.spelling import did_you_mean
 from fedapps.common.tasks import AUTO, LABELS, VALUES
 from partitions.cache import cache_key, cached, code_identity, content_key, fingerprint
 from partitions.datasets.catalog import DATASETS, Info, Moment
+from partitions.datasets.copies import note_on_copies
 from partitions.datasets.description import (
     BY_CHARACTER,
     BY_WORD,
@@ -245,15 +246,15 @@ def _read_own(name: str, root: str, options: tuple[tuple[str, Any], ...]) -> tup
 
         raw = cached(
             key,
-            lambda: _numbered(
+            lambda: _checked_samples(
                 read_files(path, size, label=label, task=task, inputs=inputs, skip=skip), name
             ),
         )
         return raw, key
     if _may_cache(name, given):
-        raw = cached(key, lambda: _numbered(_made(name, given, task, inputs), name))
+        raw = cached(key, lambda: _checked_samples(_made(name, given, task, inputs), name))
         return raw, key
-    raw = _numbered(_made(name, given, task, inputs), name)
+    raw = _checked_samples(_made(name, given, task, inputs), name)
     return raw, content_key(name, raw)
 
 
@@ -364,6 +365,12 @@ def _has_changed(held: tuple[str, str, tuple[tuple[str, Any], ...]]) -> bool:
         return folder_key(entry, name, Path(root) / name) != _held[held]
     except (OSError, ValueError):  # the data are gone, or their code is not allowed any more
         return True
+
+
+def _checked_samples(raw: Raw, name: str) -> Raw:
+    """The data, with a note if many samples occur twice."""
+    copies = note_on_copies(_numbered(raw, name), name)
+    return raw.noted(copies) if copies else raw
 
 
 def _numbered(raw: Raw, name: str) -> Raw:
