@@ -19,7 +19,7 @@ def images(folder, outer, inner, count=3):
     for first in outer:
         for second in inner:
             place = folder / first / second
-            place.mkdir(parents=True)
+            place.mkdir(parents=True, exist_ok=True)
             for number in range(count):
                 Image.new("L", (2, 2), 10 * number).save(place / f"{number}.png")
 
@@ -185,3 +185,39 @@ def test_a_level_of_folders_without_any_image_is_refused(tmp_path):
     (tmp_path / "ill").mkdir()
     with pytest.raises(ValueError, match="image"):
         read_files(tmp_path, label="folder:1")
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "test"), ("Training", "Testing"), ("TRAIN", "TEST"), ("train", "dev")]
+)
+def test_parts_may_have_other_names(tmp_path, names):
+    images(tmp_path, names, ("ill", "well"))
+    raw = read_files(tmp_path)
+    assert (raw.classes, raw.num_train, len(raw.x)) == (("ill", "well"), 6, 12)
+    assert raw.num_validation == (6 if "dev" in names else 0)
+
+
+def test_folders_that_seem_to_be_parts_are_refused(tmp_path):
+    images(tmp_path, ("seg_train", "seg_test"), ("ill", "well"))
+    with pytest.raises(ValueError, match="seg_test, seg_train seem to be parts of the data; call"):
+        read_files(tmp_path)
+    assert read_files(tmp_path, label="folder:1").classes == ("ill", "well")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    """Without folders of classes, train and test alone hold images without labels."""
+    images(tmp_path, ("bus", "train"), ("",))
+    raw = read_files(tmp_path)
+    assert (raw.classes, raw.y.tolist()) == (("bus", "train"), [0] * 3 + [1] * 3)
+    images(tmp_path / "parts", ("test", "train"), ("",))
+    assert not read_files(tmp_path / "parts").labeled
+
+
+@pytest.mark.parametrize("classes", [("ill", "well"), ()])
+def test_hidden_files_are_no_images(tmp_path, classes):
+    """macOS writes ._0.png beside 0.png on disks that have no room for its attributes."""
+    folder = tmp_path / "photos"
+    images(folder, classes or ("../photos",), ("",))
+    (folder / "".join(classes[:1]) / "._0.png").write_bytes(b"\0\5\26\7")
+    raw = read_pictures(folder, 0, later=True)
+    assert len(raw.x) == 3 * max(len(classes), 1) and raw.notes == ()

@@ -20,6 +20,7 @@ from fedapps.common.file_states import is_new
 from fedapps.common.memory_limits import check_size
 from partitions.datasets.alike import note_alike
 from partitions.datasets.description import listed
+from partitions.datasets.readers import hub
 from partitions.datasets.readers.broken import left_out
 from partitions.datasets.readers.convert import joined
 from partitions.datasets.readers.raw import UNLABELED, Raw
@@ -34,23 +35,26 @@ OWNER = re.compile(
     r"phone|node|silo|writer|station|camera|institution)s?[ _-]?(\d+|[A-Za-z]|(?<=[ _-])\w+)",
     re.IGNORECASE,
 )
-# Names of folders.
-TRAIN = ("train", "training")
-VALIDATION = ("validation", "valid", "val")
-TEST = ("test",)
+# Names of folders, in small letters.
+TRAIN = hub.TRAIN
+VALIDATION = hub.OWN_VALIDATION
+TEST = hub.OWN_TEST
+NAME_OF_PART = re.compile(r"(?<![a-z])(train|test)(ing)?(?![a-z])", re.IGNORECASE)  # seg_train
 
 
 def read_pictures(
     folder: Path, size: int, label: str = "", later: bool = False, skip: float = 0.0
 ) -> Raw:
-    """The images of the folder, or of its ``train``, ``validation`` and ``test`` folders; what is
-    left out is noted. Up to a share `skip` of each may be broken.
+    """The images of the folder, or of its ``train``, ``validation`` and ``test`` folders, in small
+    or capital letters; what is left out is noted. Up to a share `skip` of each may be broken.
 
     `label` is "folder:0" if the outermost folders are the classes, "folder:1" for the folders in
     them, and so on; the folders of other levels are natural columns of these names. "" is level 1
     if the outermost folders are named as owners are, such as hospital-1, else level 0. Then raises
     ValueError if level 1 may be the classes as well, unless they are of a `later` client."""
     train = _first(folder, TRAIN)
+    if train is not None and _is_class(train):
+        train = None
     level = _level(label, train or folder, later)
     if train is None:
         raw = _class_folders(folder, size, True, level, later, skip)
@@ -118,13 +122,11 @@ def _concluded_level(folder: Path, later: bool) -> int:
 
     Raises ValueError if folders have inner folders of the same names, so that both levels may be
     the classes, and the other one who owns the images."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     outer = _folders(folder)
     inner: Counter[str] = Counter()
     innermost: set[str] = set()
     for place in outer:
-        if any(file.name.lower().endswith(IMG_EXTENSIONS) for file in place.iterdir()):
+        if _holds_images(place):
             return 0
         for path in _folders(place):
             inner[path.name] += 1
@@ -141,6 +143,8 @@ def _concluded_level(folder: Path, later: bool) -> int:
     if inner and outer_are_owners and not inner_are_owners:
         return 1
     common = sorted(name for name, count in inner.items() if count > 1)
+    if common and not later:
+        _refuse_parts(folder, [path.name for path in outer])
     if common and not inner_are_owners and not later:
         raise ValueError(
             f"{folder} has {len(outer)} folders ({_shown([path.name for path in outer])}) in which "
@@ -152,6 +156,18 @@ def _concluded_level(folder: Path, later: bool) -> int:
             * bool(innermost)
         )
     return 0
+
+
+def _refuse_parts(folder: Path, names: Sequence[str]) -> None:
+    """Raise ValueError for folders that seem to be parts of the data, such as seg_train and
+    seg_test."""
+    found = [match for match in map(NAME_OF_PART.search, names) if match]
+    if {match[1].lower() for match in found} == {"train", "test"}:
+        raise ValueError(
+            f"{folder}: the folders {', '.join(match.string for match in found)} seem to be parts "
+            "of the data; call them train and test, or name the level of the classes: "
+            "label=folder:1"
+        )
 
 
 def _are_owners(names: Sequence[str]) -> bool:
@@ -210,8 +226,29 @@ def _no_images(folder: Path) -> str:
 
 
 def _first(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of the names that is a folder in `folder`."""
-    return next((folder / name for name in names if (folder / name).is_dir()), None)
+    """The first of the names, in small letters, that is a folder in `folder`."""
+    folders = {path.name.lower(): path for path in _folders(folder)}
+    return next((folders[name] for name in names if name in folders), None)
+
+
+def _is_class(train: Path) -> bool:
+    """Whether the folder is a class called train beside others, such as bus and car. All of them
+    hold images themselves, and some have no name of a part."""
+    beside = _folders(train.parent)
+    are_parts = all(path.name.lower() in (*TRAIN, *VALIDATION, *TEST) for path in beside)
+    return not are_parts and all(map(_holds_images, beside))
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(_is_image(file.name) for file in folder.iterdir())
+
+
+def _is_image(name: str) -> bool:
+    """Whether it is a file of an image, by its name, and none of the hidden ones that programs
+    create, such as ._1.png."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return name.lower().endswith(IMG_EXTENSIONS) and not name.startswith(".")
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -263,20 +300,17 @@ def _class_folders(
 def _by_folder(folder: Path) -> tuple[list[str], list[int], tuple[str, ...]]:
     """The images of a folder, the label of each by the folder that holds it, and the folders'
     names. Without folders, the images in `folder` itself, unlabeled."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     root = folder.resolve()
     visited: set[Path] = set()
     class_folders = [path for path in _folders(folder) if is_new(path, root, visited)]
     if not class_folders:
-        names = [str(path) for path in sorted(folder.iterdir())]
-        files = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+        files = [str(path) for path in sorted(folder.iterdir()) if _is_image(path.name)]
         return files, [UNLABELED] * len(files), ()
     files = []
     labels: list[int] = []
     for label, class_folder in enumerate(class_folders):
         for name in _walk(class_folder, root, visited):
-            if name.lower().endswith(IMG_EXTENSIONS):
+            if _is_image(os.path.basename(name)):
                 files.append(name)
                 labels.append(label)
     return files, labels, tuple(path.name for path in class_folders)
@@ -304,8 +338,7 @@ def _unread(folder: Path, source: Path) -> list[str]:
         for file in files:
             if not file.is_file() or file.name.startswith(".") or file.name == "Thumbs.db":
                 continue
-            is_image = file.name.lower().endswith(IMG_EXTENSIONS)
-            if not is_image or (place == folder and classes):
+            if not _is_image(file.name) or (place == folder and classes):
                 others.append(file.relative_to(source).as_posix())
     if not others:
         return []
