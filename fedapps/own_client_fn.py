@@ -21,9 +21,12 @@ from clients.core.flower_fast import (
 )
 from clients.core.protocol import LOSS, NUM_EXAMPLES
 from fedapps.common.once import say_once
+from fedapps.common.seeds import drawing_anywhere
 from fedapps.node.bridge import unpack
 from fedapps.node.context import identity
 from fedapps.node.mods import checked_mods
+
+SEED_OF_CLIENT_FN = 0
 
 
 def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None = None) -> ClientApp:
@@ -39,7 +42,8 @@ def from_client_fn(client_fn: Callable[[Any], Any], mods: Sequence[Mod] | None =
 
     def called(message: Message, context: Context) -> tuple[Any, Any, list[str], list[Any]]:
         """The client, the config, and the arrays' names and values."""
-        client = client_fn(str(identity(context)) if by_cid else context)
+        with drawing_anywhere(SEED_OF_CLIENT_FN):  # the same split of data for each message
+            client = client_fn(str(identity(context)) if by_cid else context)
         if not hasattr(client, "fit"):
             raise TypeError(
                 f"client_fn returned a {type(client).__name__}; it must return a NumPyClient or a "

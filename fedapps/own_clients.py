@@ -31,6 +31,7 @@ from clients.models.lightning import OwnSteps
 from fedapps.building import Network, chosen_clients, client_settings
 from fedapps.common.errors import Refusal
 from fedapps.common.once import say_once
+from fedapps.common.seeds import drawing_anywhere, seed_of
 from fedapps.common.tasks import BINARY, VALUES
 from fedapps.component_settings import (
     OF_SGD,
@@ -132,7 +133,7 @@ class OwnClients:
         config, _ = self.checked(message, context)
         reader = TableReader(None)
         form = self.form(context, config, reader)
-        share = share_of(self.data(context), context, self.public, form)
+        share = share_of(self.samples(context, config), context, self.public, form)
         sums = statistics_of(share, reader, str(config["missing"]), self.least_category_rows)
         content = RecordDict(
             {
@@ -198,9 +199,18 @@ class OwnClients:
         say_what_is_unused(read.samples, client.batch_size)
         return client
 
+    def samples(self, context: Context, config: Config) -> Any:
+        """What the user's function returns.
+
+        It is called for each message. Unless it seeds its draws itself, the run's seed makes them
+        the same for all messages, and for all nodes: a random split must not let a client train on
+        the samples that validate it, and parts of one permutation must not overlap."""
+        with drawing_anywhere(seed_of(int(str(config["seed"])), "data")):
+            return self.data(context)
+
     def read(self, context: Context, config: Config, sent: Mapping[str, Any]) -> ReadSamples:
         """The node's samples; with one scaling for all nodes, by the encoding in the message."""
-        samples = self.data(context)
+        samples = self.samples(context, config)
         if config["standardize"] != BY_TRAINING:
             form = self.form(context, config, None)
             share = share_of(samples, context, self.public, form)

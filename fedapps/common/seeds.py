@@ -1,8 +1,11 @@
 """Seeds: every random draw comes from a generator of (seed, purpose, counters)."""
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import numpy as np
 
 from fedapps.common.settings import WHOLE, setting
 
@@ -38,3 +41,28 @@ def drawing(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+@contextmanager
+def drawing_beside_torch(seed: int) -> Iterator[None]:
+    """Within the context `seed` determines the draws of Python's and numpy's global generators,
+    from which a user's code may draw; then their states are restored.
+
+    They never stay seeded: what draws noise from them afterwards, as Flower's mods do, must not
+    draw what the server knows."""
+    before = random.getstate()
+    before_of_numpy = np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(before_of_numpy)
+
+
+@contextmanager
+def drawing_anywhere(seed: int) -> Iterator[None]:
+    """`drawing` and `drawing_beside_torch` together, for a user's function that splits data."""
+    with drawing(seed), drawing_beside_torch(seed):
+        yield

@@ -29,10 +29,12 @@ from clients.core.protocol import (
     SECONDS,
     START_ERROR,
     Metrics,
+    round_of,
 )
 from clients.core.single_samples import naming_single_inputs, naming_single_samples
 from clients.core.unknown_tokens import naming_tokens
 from fedapps.common.errors import brief, printable
+from fedapps.common.seeds import drawing_beside_torch, seed_of
 from fedapps.files import locked, write_arrays
 from fedapps.node.context import identity, log_error, method_of, raises_errors, reason_of
 
@@ -86,7 +88,8 @@ def reply_of(client: Client, message: Message, context: Context) -> Message:
             records = _query(client, context, config)
         else:
             client.begin(action, config)
-            with naming_tokens(client):
+            seed = seed_of(client.seed, action, round_of(config), client.client)
+            with naming_tokens(client), drawing_beside_torch(seed):
                 if action == "train":
                     records = _train(client, arrays, config)
                 elif action == "evaluate":

@@ -1,178 +1,125 @@
-"""Mini-batches by the sampler of a user's loader, and forward passes in 16 bits, against the same
-steps by hand."""
+"""What a user's own code draws from the global generators of Python, numpy and torch."""
+
+import random
 
 import numpy as np
 import pytest
 import torch
-from component_runs import run_components
+from flwr.app import Context, RecordDict
+from flwr.client import NumPyClient
+from sklearn.model_selection import train_test_split
+from support.component_runs import run_components
 from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import random_split
 
 import fedapps
-from clients.core.draws import Draws
-from fedapps.common import once
-from fedapps.common.seeds import drawing
+from fedapps.engines.in_process_grid import InProcessGrid
 
-X = torch.rand(12, 3, generator=torch.Generator().manual_seed(0)) - 0.5
-Y = torch.arange(12) % 2
-ROWS = TensorDataset(X, Y)
+COUNT = 20
+X = torch.arange(3.0 * COUNT).view(COUNT, 3)
+Y = torch.arange(COUNT) % 2
+
+
+def by_torch():
+    return [subset.indices for subset in random_split(range(COUNT), [14, 6])]
+
+
+def by_numpy():
+    return train_test_split(np.arange(COUNT), test_size=6)
+
+
+def by_python():
+    rows = random.sample(range(COUNT), COUNT)
+    return rows[:14], rows[14:]
 
 
 def linear():
     return nn.Linear(3, 2)
 
 
-class Order:
-    """A sampler of a known order, as long as it says; without a length it does not end."""
+@pytest.mark.parametrize("split", [by_torch, by_numpy, by_python])
+def test_a_split_without_a_seed_is_the_same_for_each_message(split):
+    """`data` is called for each message. With another split each time, clients would train on the
+    samples on which they were validated before. All nodes draw alike, so parts of one permutation
+    do not overlap."""
+    given = {0: [], 1: []}
 
-    def __init__(self, *rows):
-        self.rows = rows
+    def data(node):
+        training, validation = split()
+        given[node].append(sorted(map(int, validation)))
+        return (X[training], Y[training]), (X[validation], Y[validation])
 
-    def __iter__(self):
-        return iter(self.rows)
+    run_components("fedavg", linear, data, (3,), rounds=2, count=2)
+    assert len(given[0]) > 4
+    splits = given[0] + given[1]
+    assert splits.count(splits[0]) == len(splits)
+
+
+def test_a_split_in_client_fn_is_the_same_for_each_message():
+    given = []
+
+    class Kept(NumPyClient):
+        def __init__(self):
+            given.append(by_numpy()[1].tolist())
+
+        def fit(self, parameters, config):
+            return parameters, COUNT, {}
+
+        def evaluate(self, parameters, config):
+            return 0.0, COUNT, {}
+
+    client = fedapps.from_client_fn(lambda context: Kept().to_client())
+    server = fedapps.server_app("fedavg", model=linear, shape=(3,), rounds=2, min_available_nodes=1)
+    grid = InProcessGrid(client, {}, [{"partition-id": 0}])
+    server(grid, Context(1, 0, {}, RecordDict(), {}))
+    assert len(given) == 4 and given.count(given[0]) == 4
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Samples with a random number each, whose draws are listed."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.drawn = []
 
     def __len__(self):
-        return len(self.rows)
+        return COUNT
+
+    def __getitem__(self, row):
+        self.drawn.append(self.draw())
+        return X[row] + self.drawn[-1], int(Y[row])
 
 
-class Endless:
-    def __iter__(self):
-        while True:
-            yield 1
+@pytest.mark.parametrize("draw", [lambda: np.random.rand(), random.random])  # noqa: PLW0108
+def test_augmentation_differs_by_round_and_repeats_with_the_seed(draw):
+    """A node's process answers one message. If the user's code seeds numpy when it is imported, as
+    here before each message, all rounds would augment alike."""
+
+    def drawn():
+        dataset = Augmented(draw)
+
+        def data(_):
+            np.random.seed(0)
+            random.seed(0)
+            return dataset, (X, Y)
+
+        run_components("fedavg", linear, data, (3,), rounds=2, local_steps=1, batch_size=COUNT)
+        return set(dataset.drawn)
+
+    first = drawn()
+    assert len(first) >= 2 * COUNT  # of both rounds' mini-batches
+    np.random.seed(7)
+    random.seed(7)
+    assert len(first & drawn()) >= 2 * COUNT  # a look at the first item may draw otherwise
 
 
-def run(loader, method="fedavg", **settings):
-    return run_components(method, linear, (loader, (X, Y)), (3,), **settings)[0]
-
-
-def by_hand(mini_batches, lr=0.1, dtype=None):
-    with drawing(0):
-        net = linear()
-    for rows in mini_batches:
-        net.zero_grad()
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            loss = F.cross_entropy(net(X[rows]), Y[rows])
-        loss.backward()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.sub_(lr * parameter.grad)
-    return {name: p.detach().numpy() for name, p in net.named_parameters()}
-
-
-def close(found, expected, rtol=1e-4, atol=1e-6):
-    for name, array in found.items():
-        np.testing.assert_allclose(array, expected[name], rtol=rtol, atol=atol, err_msg=name)
-
-
-def test_steps_take_the_samplers_order_from_pass_to_pass():
-    """Five rows a pass in mini-batches of two: the third holds the last and the first row."""
-    loader = DataLoader(ROWS, batch_size=2, sampler=Order(3, 3, 1, 0, 7))
-    expected = by_hand([[3, 3], [1, 0], [7, 3]])
-    close(run(loader, batch_size=2, local_steps=3), expected)
-    expected = by_hand([[3, 3], [1, 0], [7], [3, 3], [1, 0], [7]])
-    close(run(loader, batch_size=2, local_epochs=2), expected)
-    expected = by_hand([[3, 3], [1, 0], [7], [3, 3]])
-    close(run(loader, batch_size=2, local_steps=4, short_batches=True), expected)
-
-
-def test_a_pass_shorter_than_a_mini_batch():
-    loader = DataLoader(ROWS, batch_size=8, sampler=Order(4, 5))
-    close(run(loader, batch_size=8, local_steps=2), by_hand([[4, 5], [4, 5]]))
-
-
-def test_batches_of_a_sampler_stay_whole(monkeypatch):
-    monkeypatch.setattr(once, "_said", set())
-    loader = DataLoader(ROWS, batch_sampler=Order([0, 1, 2], [5]))
-    close(run(loader, local_steps=3), by_hand([[0, 1, 2], [5], [0, 1, 2]]))
-    assert "mini-batches are those of Order; batch-size is not used" in once._said
-    close(run(loader, local_epochs=1), by_hand([[0, 1, 2], [5]]))
-
-
-def test_weights_decide_what_is_drawn_by_the_run_s_seed():
-    """Rows without weight are never drawn; runs of one seed draw alike, of another otherwise."""
-    weights = torch.zeros(12)
-    weights[:2] = 1.0
-    drawn = []
-
-    class Noted(TensorDataset):
-        def __getitem__(self, row):
-            drawn.append(row)
-            return super().__getitem__(row)
-
-    loader = DataLoader(Noted(X, Y), batch_size=6, sampler=WeightedRandomSampler(weights, 12))
-    settings = {"batch_size": 6, "local_steps": 4}
-    first = run(loader, **settings)
-    assert {*drawn[1:]} == {0, 1}  # the first item says what items are
-    again = run(loader, **settings)
-    other = run(loader, seed=1, **settings)
-    np.testing.assert_array_equal(first["weight"], again["weight"])
-    assert not np.array_equal(first["weight"], other["weight"])
-
-
-def test_without_a_length_steps_alone_are_known():
-    loader = DataLoader(ROWS, batch_size=2, sampler=Endless())
-    close(run(loader, batch_size=2, local_steps=2), by_hand([[1, 1], [1, 1]]))
-    with pytest.raises(RuntimeError, match=r"Endless has no length, .*or set local_steps"):
-        run(loader, local_epochs=1)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "settings", "words"),
-    [
-        (Order(0, 12), {}, r"Order drew the samples \[0, 12.*one or more of 0 … 11"),
-        (Order(), {}, "Order draws no sample"),
-        (Order(0, 1), {"method": "ditto"}, "ditto trains by steps of its own, which a DataLoader's "
-         "Order does not reach.*fedavg, .*fedper"),
-        (Order(0, 1), {"batch_draws": "independent"}, "batch-draws is 'independent', and the Data"),
-    ],
-)  # fmt: skip
-def test_what_is_not_honoured_is_refused(sampler, settings, words):
-    with pytest.raises(RuntimeError, match=words):
-        run(DataLoader(ROWS, sampler=sampler), **settings)
-
-
-def test_positions_are_those_of_a_subset():
-    subset = torch.utils.data.Subset(ROWS, [6, 7, 8])
-    assert Draws(Order(2, 0), False).batches(3, 2, steps=1)[0].tolist() == [2, 0]
-    loader = DataLoader(subset, batch_size=2, sampler=Order(2, 0))
-    close(run(loader, batch_size=2, local_steps=1), by_hand([[8, 6]]))
-
-
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_forward_passes_are_in_16_bits(name):
-    """Parameters stay in 32 bits; float16's loss is scaled, which no gradient shows."""
-    dtype = getattr(torch, name)
-    loader = DataLoader(ROWS, batch_size=12, shuffle=True)
-    found = run(loader, batch_size=12, local_steps=4, autocast=name)
-    whole = [list(range(12))] * 4
-    assert all(array.dtype == np.float32 for array in found.values())
-    rounding = {"bfloat16": 4e-3, "float16": 5e-4}[name]
-    close(found, by_hand(whole, dtype=dtype), rtol=rounding, atol=rounding / 10)
-    full = by_hand(whole)
-    assert any((found[n] != full[n]).any() for n in found)
-
-
-def test_a_step_that_overflows_in_float16_is_left_out():
-    """Its loss, 10⁵ times as large, has gradients above 65504 times the scale: none is taken."""
-
-    def huge(z, y):
-        return 1e36 * F.cross_entropy(z, y)
-
-    found = run((X, Y), loss=huge, local_steps=1, autocast="float16", batch_size=12)
-    close(found, by_hand([]))
-    found = run((X, Y), local_steps=1, autocast="float16", batch_size=12, local_clip_norm=0.01)
-    moved = np.concatenate([(found[n] - by_hand([])[n]).ravel() for n in found])
-    assert np.linalg.norm(moved) == pytest.approx(0.1 * 0.01, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "words"),
-    [
-        ("fedavg", "fp16", "autocast is 'fp16'; it must be one of 'bfloat16', 'float16'"),
-        ("scaffold", "bfloat16", "scaffold trains by steps of its own, which autocast= does not"),
-    ],
-)
-def test_other_types_and_methods_are_refused(method, name, words):
-    with pytest.raises(ValueError, match=words):
-        fedapps.client_app(method, model=linear, data=lambda _: X, autocast=name)
+def test_the_users_generators_continue_as_if_nothing_had_drawn():
+    """Noise that Flower's mods draw from numpy after a client's answer must not be known to the
+    server, which knows the run's seed."""
+    np.random.seed(3)
+    random.seed(3)
+    expected = (np.random.rand(), random.random())
+    np.random.seed(3)
+    random.seed(3)
+    run_components("fedavg", linear, lambda _: ((X, Y), (X, Y)), (3,))
+    assert (np.random.rand(), random.random()) == expected
