@@ -30,6 +30,7 @@ from clients.models import build_model, sized
 from clients.models.foreign import check_gradients, check_logits, warn_if_not_fixed
 from clients.models.head import headed
 from clients.models.roles import check_tied, frozen_names
+from clients.models.unsent import warn_of_unsent
 from fedapps.common.seeds import drawing
 from fedapps.common.settings import keyword_arguments, taken
 from fedapps.methods import METHODS, Method, chosen_from, corrections
@@ -252,6 +253,7 @@ def _method_model(
     base = build_model(name, info.shape, info.num_outputs, seed, **dict(model_options))
     check_logits(base, tuple(info.shape), info.task)
     warn_if_not_fixed(base, tuple(info.shape))
+    warn_of_unsent(base, tuple(info.shape))
     with drawing(seed):
         return network_around(base, method, info, values)
 

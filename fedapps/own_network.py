@@ -17,6 +17,7 @@ from clients.models.foreign import (
     warn_if_not_fixed,
 )
 from clients.models.lightning import check_without_trainer, trains_itself
+from clients.models.unsent import warn_of_unsent
 from fedapps.building import Network, network_around
 from fedapps.common import external_code
 from fedapps.common.seeds import drawing
@@ -93,6 +94,7 @@ def network_of(
             check_logits(network, shape, task, OR_DECLARE)
         if outputs:  # not tried before
             warn_if_not_fixed(network, shape)
+            warn_of_unsent(network, shape)
         classes = 2 if task == BINARY else num_outputs
         info = Info("own", shape, classes, "", task=task)
         settings = of_method(config, method)

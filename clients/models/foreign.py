@@ -206,10 +206,15 @@ def check_logits(network: nn.Module, shape: tuple[int, ...], task: str, instead:
     )
 
 
+def is_adopted(network: nn.Module) -> bool:
+    """Whether it is a user's network that `adopted` returned."""
+    return _hook_of(network) is not None
+
+
 def warn_if_not_fixed(network: nn.Module, shape: tuple[int, ...]) -> None:
     """Warn once of an adopted network whose outputs for the same inputs differ in evaluation mode:
     it draws random numbers, its passes change it, or inputs change each other's outputs."""
-    if _hook_of(network) is None:
+    if not is_adopted(network):
         return
     x = trial_inputs(network, shape)
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
