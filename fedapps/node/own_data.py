@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from logging import WARNING
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,11 @@ def share_of(
     if not novel and not train.has_labels:
         say_once(NO_LABELS)
         novel = True
+    if not novel and _are_same(parts.train, parts.validation):
+        _say(
+            "the validation samples are the training samples, so scores are none of other samples; "
+            "return others in a pair (training, validation)"
+        )
     if not novel and parts.validation is None:
         _say(
             "data returned training samples alone, so the node's model is not evaluated; return "
@@ -171,6 +177,17 @@ def say_what_is_unused(given: Any, batch_size: int) -> None:
             unused.append(name)
     if unused:
         _say(f"of the DataLoader the dataset is used, not {', '.join(unused)}")
+
+
+def _are_same(training: Any, validation: Any) -> bool:
+    """Whether both are one object, or of tuples and loaders the same parts."""
+    if training is validation:
+        return True
+    if isinstance(training, DataLoader) and isinstance(validation, DataLoader):
+        return training.dataset is validation.dataset
+    if isinstance(training, tuple) and isinstance(validation, tuple):
+        return len(training) == len(validation) and all(map(is_, training, validation))
+    return False
 
 
 def _say(text: str) -> None:
@@ -295,6 +312,7 @@ def _samples(part: Any, form: Form, draws: bool = False) -> Samples:
     if _are_inputs_and_labels(part):
         x, *labels = part
         y = labels[0] if labels else None
+        _check_same_rows(x, y)
         if is_table(x):
             return from_tensors(of_table(x, form, labels=False)[0], y, form)
         if isinstance(x, ARRAYS | list) and not are_pictures(x):
@@ -306,6 +324,22 @@ def _samples(part: Any, form: Form, draws: bool = False) -> Samples:
         kinds = ", ".join(type(item).__name__ for item in part)
         raise ValueError(f"data returned ({kinds}) as samples; {FORMS}")
     return from_items(part, form)
+
+
+def _check_same_rows(x: Any, y: Any) -> None:
+    """Raise ValueError for labels of pandas that have the inputs' rows in another order. Rows are
+    matched by their place, as by scikit-learn."""
+    of_inputs: Any = getattr(x, "index", None)
+    of_labels: Any = getattr(y, "index", None)
+    if not hasattr(of_inputs, "equals") or not hasattr(of_labels, "equals"):
+        return  # not both are of pandas
+    has_same_rows = len(of_inputs) == len(of_labels) and set(of_inputs) == set(of_labels)
+    if has_same_rows and not of_inputs.equals(of_labels):
+        raise ValueError(
+            "the labels' index has the rows of the inputs in another order; rows are matched by "
+            "their place: give y.loc[x.index], or reset_index(drop=True) of both if they fit as "
+            "they are"
+        )
 
 
 def _held_out(part: Any, form: Form, name: str) -> Samples | None:

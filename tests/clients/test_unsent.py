@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from support.component_runs import run_components
+from component_runs import run_components
 from torch import nn
 
 from clients.models.foreign import adopted

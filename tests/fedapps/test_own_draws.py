@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from component_runs import run_components
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from sklearn.model_selection import train_test_split
-from support.component_runs import run_components
 from torch import nn
 from torch.utils.data import random_split
 

@@ -151,6 +151,39 @@ def test_what_was_understood_is_said_once(caplog, monkeypatch):
     assert said.count("data returned a pair: training samples and validation samples") == 1
 
 
+@pytest.mark.parametrize(
+    ("validation", "is_said"),
+    [
+        ((X, Y), True),
+        ((X[:9], Y[:9]), False),
+        (DataLoader(TensorDataset(X, Y)), False),
+    ],
+)
+def test_validation_samples_that_train_are_said(validation, is_said, caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    trained(((X, Y), validation))
+    assert ("the validation samples are the training samples" in caplog.text) == is_said
+
+
+def test_loaders_of_one_dataset_hold_the_same_samples(caplog, monkeypatch):
+    monkeypatch.setattr(once, "_said", set())
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    samples = TensorDataset(X, Y)
+    trained((DataLoader(samples, shuffle=True), DataLoader(samples)))
+    assert "the validation samples are the training samples" in caplog.text
+
+
+def test_labels_of_pandas_in_another_order_are_refused():
+    """Those of other rows, and arrays, are matched by their place."""
+    x, y = TABLE.drop(columns="sick"), TABLE["sick"]
+    expected = trained(((X, Y), (X, Y)))
+    for labels in (y, y.to_numpy(), y.set_axis(range(100, 120))):
+        assert_same(trained(((x, labels), (x, labels))), expected)
+    with pytest.raises(RuntimeError, match=r"index has the rows .* in another order.*y\.loc\[x"):
+        trained(((x, y[::-1]), (x, y)))
+
+
 def in_another_order(part):
     """The nodes' samples: node 2 has its columns in another order."""
     others = {
