@@ -50,7 +50,7 @@ _KIND_OF_AXES = {1: VECTOR, 2: SIGNAL, 3: IMAGE}  # of an input
 OTHER_LEVEL = {"folder:0": "folder:1", "folder:1": "folder:0"}  # of two levels of folders
 OF_FILES = ("image_size", "label_column", "task", "inputs", "skip_broken")  # options of reading
 OWN = "own data"  # the summary of a user's data
-READ_VERSION = 8  # of what the readers of a user's files return, for the cache
+READ_VERSION = 9  # of what the readers of a user's files return, for the cache
 MADE_VERSION = 1  # of the datasets that functions of this package make, for the cache
 logger = logging.getLogger(__name__)
 

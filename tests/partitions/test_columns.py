@@ -216,6 +216,30 @@ def test_long_lists_of_texts_are_refused_by_column(tmp_path):
         clients(frame, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.arange(ROWS) ** 2,
+        np.roll(np.arange(ROWS), 5),
+        pandas.date_range("2020-01-01", periods=ROWS),
+        words(ROWS, "a", "b"),
+    ],
+)
+@pytest.mark.parametrize("form", ["parquet", "datasets"])
+def test_the_index_that_pandas_stores_is_no_input(tmp_path, caplog, index, form):
+    """Rows that were chosen or shuffled keep their numbers, which are stored as a column."""
+    frame = table().set_index(pandas.Index(index))
+    if form == "parquet":
+        path = tmp_path / "d.parquet"
+        frame.to_parquet(path)
+    else:
+        path = tmp_path / "d"
+        datasets.Dataset.from_pandas(frame).save_to_disk(path)
+    found = partitions.federation(defaults() | SPLIT | {"dataset": str(path)})
+    assert found.encoding.outputs == ("size",)
+    assert "it is pandas' index of the rows" in caplog.text
+
+
 @pytest.mark.parametrize("options", [{"sep": ";"}, {"sep": "\t"}, {"sep": ";", "decimal": ","}])
 def test_separators_and_decimal_commas(tmp_path, options):
     frame = table(dose=np.arange(ROWS) + 0.25)

@@ -2,6 +2,7 @@
 
 import re
 from calendar import monthrange
+from dataclasses import replace
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -15,6 +16,7 @@ MIN_UNIQUE = 10  # rows, for texts that differ in every row to seem to be names 
 MIN_STEPS = 20  # rows, for whole numbers in steps of 1 to seem to be numbers of the rows
 ID_NAME = re.compile(r"(^|[^A-Za-z0-9])(id|ids|uuid|guid|index|identifier|key)$", re.IGNORECASE)
 ID_CAMEL = re.compile(r"[a-z](Id|ID)$")
+INDEX = re.compile(r"__index_level_\d+__")  # how pandas and Arrow store an index without a name
 UNNAMED = re.compile(r"Unnamed: \d+")  # what pandas calls a column without a name
 PLAIN = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 COMMA = r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?"
@@ -40,7 +42,15 @@ LARGEST_NUMBER = 1e30  # float32, in which networks compute, ends at 3.4e38
 
 def read_column(name: str, series: Any) -> tuple[Column, np.ndarray]:
     """The column, and its cells (n,) float64: numbers, 0 and 1, or positions in its categories; NaN
-    where a cell is empty. `series` is one of pandas."""
+    where a cell is empty. `series` is one of pandas. Its stored index names the rows."""
+    column, cells = _read(name, series)
+    if INDEX.fullmatch(name):
+        column = replace(column, identifier="it is pandas' index of the rows", refusal="")
+    return column, cells
+
+
+def _read(name: str, series: Any) -> tuple[Column, np.ndarray]:
+    """The column and its cells, whatever it is called."""
     kind = series.dtype.kind
     if str(series.dtype) == "category":
         series = series.astype(object)
