@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from clients.core.client import Client
-from clients.core.criterion import Criterion, OwnLoss
+from clients.core.criterion import Criterion, OwnLoss, check_own_loss
 from clients.core.draws import Draws
 from clients.core.evaluation import LOGITS, from_logits
 from clients.core.own_optimizer import OwnOptimizer
@@ -181,6 +181,7 @@ class OwnClients:
         if self.loss is not None:
             criterion = OwnLoss(self.loss, task, from_logits(self.outputs, task))
             client.criterion = criterion.to(client.device)
+            check_own_loss(criterion, task, num_outputs, client.device)
         common = {
             COLUMNS: read.form.columns,
             CLASS_NAMES: read.form.class_names,

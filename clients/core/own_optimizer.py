@@ -1,5 +1,6 @@
 """The optimizer of local training that a user chooses: by name, or a function of parameters."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,5 +58,37 @@ class OwnOptimizer:
             raise ValueError(
                 f"optimizer= returned {type(optimizer).__name__}, which is no optimizer of torch"
             )
+        _check_parameters(optimizer, trained)
+        _check_step(optimizer, "optimizer=")
         scheduler = None if self.scheduler is None else self.scheduler(optimizer)
+        if scheduler is not None:
+            _check_step(scheduler, "scheduler=")
         return TorchOptimizer(optimizer, scheduler, factor)
+
+
+def _check_parameters(optimizer: Any, given: Sequence[Tensor]) -> None:
+    """Raise ValueError for an optimizer that trains none of the parameters that it was given."""
+    known = set(map(id, given))
+    for group in optimizer.param_groups:
+        if any(id(parameter) in known for parameter in group["params"]):
+            return
+    raise ValueError(
+        f"optimizer= returned {type(optimizer).__name__} with other parameters than it was given, "
+        "so it would not train the network; pass them on, as lambda parameters: "
+        "torch.optim.AdamW(parameters, lr=0.001)"
+    )
+
+
+def _check_step(made: Any, keyword: str) -> None:
+    """Raise ValueError if a step needs what a mini-batch does not give, as those of LBFGS and of
+    ReduceLROnPlateau do."""
+    step = getattr(made, "step", None)
+    if not callable(step):
+        return
+    for name, parameter in inspect.signature(step).parameters.items():
+        by_position = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if by_position and parameter.default is parameter.empty:
+            raise ValueError(
+                f"{keyword} returned {type(made).__name__}, whose step needs {name}; clients call "
+                "step() after each mini-batch: choose one that needs nothing"
+            )

@@ -133,6 +133,18 @@ def test_methods_with_fedavgs_loop_take_an_optimizer():
         ({"optimizer": torch.optim.Adam}, r"it must be one of .*torch\.optim\.AdamW\(parameters"),
         ({"optimizer": "adam", "scheduler": lambda o: o}, "scheduler= needs an optimizer of torch"),
         ({"scheduler": lambda o: o}, "scheduler= needs an optimizer of torch"),
+        (
+            {"optimizer": lambda p: torch.optim.SGD(Net().parameters(), 0.1)},
+            "optimizer= returned SGD with other parameters than it was given",
+        ),
+        ({"optimizer": lambda p: torch.optim.LBFGS(p, lr=0.1)}, "LBFGS, whose step needs closure"),
+        (
+            {
+                "optimizer": lambda p: torch.optim.SGD(p, 0.1),
+                "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau,
+            },
+            "scheduler= returned ReduceLROnPlateau, whose step needs metrics",
+        ),
         ({"optimizer": lambda p: None}, "optimizer= returned NoneType, which is no optimizer"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum is a setting of SGD, and opt.* is adam"),
         (
