@@ -39,6 +39,8 @@ TEST_SETTING = "; TEST SETTING: a person who knows the seed knows the noise"
 # Keys of a report that central privacy allows to write, beside dp-…. "undone" reveals nothing more
 # than the released model, which does not change in such a round.
 RELEASED = ("round", "evaluation", "undone")
+# A mechanism that publishes each user's data with probability δ is (0, δ)-private.
+LARGE_DELTA = "; δ is not below 1 / {} users, so it permits to publish one user's data"
 CONTINUED = "; continues a saved run: other continuations of the same run are not included"
 # The weakest terms: those of a saved run whose file lacks them.
 UNKNOWN_TERMS: dict[str, Any] = {
@@ -325,6 +327,8 @@ class Privacy(Configured):
         terms = TERMS[self.mode]
         if self.not_covered:
             terms += f"; not covered: {', '.join(self.not_covered)}"
+        if self.mode == "central" and self.delta * self.users >= 1:
+            terms += LARGE_DELTA.format(self.users)
         if self._continued:
             terms += CONTINUED
         if self._weakest_generator != "system":

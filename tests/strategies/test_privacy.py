@@ -355,6 +355,14 @@ def test_terms_name_unit_adversary_and_exclusions():
         central().admit("embeddings")
 
 
+@pytest.mark.parametrize(("delta", "is_said"), [(1e-5, False), (0.09, False), (0.1, True)])
+def test_a_delta_that_permits_to_publish_a_user_is_said(delta, is_said):
+    """Ten users: from δ = 1/10 on one of them may be published on average."""
+    privacy = central(num_clients=10, train_fraction=1.0, dp_delta=delta)
+    said = "; δ is not below 1 / 10 users, so it permits to publish one user's data"
+    assert (said in privacy.terms()) == is_said
+
+
 def test_terms_go_on_with_what_was_spent():
     """Of two parts the weaker terms hold: TEST of the first, what either does not cover, and that
     both go on from somewhere. A ledger without terms has the weakest."""
