@@ -539,3 +539,10 @@ def test_a_file_of_an_editor_of_windows_is_read(tmp_path):
     file.write_bytes(b"\xef\xbb\xbfrounds = 3\r\nlr = 0.5\r\n")
     found = read_arguments([str(file)]).settings
     assert (found["rounds"], found["lr"]) == (3, 0.5)
+
+
+def test_a_key_that_two_arguments_set_is_said(capsys):
+    experiment = read_arguments(["lr=0.1", "rounds=2", "lr=0.2", "rounds=2", "local_steps=3"])
+    assert experiment.settings["lr"] == 0.2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == "lr=0.1 and lr=0.2 set lr twice; the last one counts"

@@ -49,13 +49,14 @@ def data(
     logging.basicConfig(handlers=[handler], format="%(message)s")
     with refusals(ImportError):
         from fedapps.common import external_code
-        from fedapps.settings.config import check_set_once, defaults, override, parse_override
+        from fedapps.settings.config import defaults, override, parse_override, set_twice
         from partitions.datasets import loading
 
         if sum((info, check, export is not None)) > 1:
             raise ValueError("--info, --check and --export exclude each other; give one of them")
         name = name.removeprefix("dataset=")  # as `fedapps run` takes it
-        check_set_once(arguments or [])
+        for note in set_twice(arguments or []):
+            say(make_console(stderr=True), note)
         overrides = dict(map(parse_override, arguments or []))
         if "dataset" in overrides:
             raise ValueError(f"the dataset is {name}; remove dataset={overrides['dataset']}")

@@ -51,6 +51,10 @@ def deploy(
                 raise ValueError("--request makes a node's key; it goes with no other option")
             _make_request(folder, request, console)
             return
+        if not nodes and not (folder / DEPLOYMENT).is_file():
+            raise ValueError(
+                f"{folder} holds no {DEPLOYMENT}; write it: fedapps deploy {folder} --nodes 3"
+            )
 
         from fedapps.service.deploy import SUPERLINK, Deployment, plan
 

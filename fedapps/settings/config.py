@@ -96,13 +96,17 @@ def parse_override(argument: str) -> tuple[str, Value]:
     return present_key(key), value
 
 
-def check_set_once(arguments: Iterable[str]) -> None:
-    """Raise ValueError if two of the ``key=value`` arguments set one key to different values."""
-    first: dict[str, str] = {}  # argument by key
+def set_twice(arguments: Iterable[str]) -> list[str]:
+    """A sentence for each of the ``key=value`` arguments that a later one replaces by another
+    value."""
+    notes = []
+    latest: dict[str, str] = {}  # argument by key
     for argument in arguments:
         key = present_key(argument.partition("=")[0], silent=True)
-        if first.setdefault(key, argument) != argument:
-            raise ValueError(f"{first[key]} and {argument} set {key} twice; leave one of the two")
+        if latest.get(key, argument) != argument:
+            notes.append(f"{latest[key]} and {argument} set {key} twice; the last one counts")
+        latest[key] = argument
+    return notes
 
 
 def defaults() -> Config:

@@ -9,7 +9,8 @@ from typing import Any
 from fedapps.common import external_code
 from fedapps.common.external_code import Value
 from fedapps.common.settings import present_keys
-from fedapps.settings.config import check, check_set_once, listed, parse_override
+from fedapps.console import make_console, say
+from fedapps.settings.config import check, listed, parse_override, set_twice
 from fedapps.settings.published_tables import FOLDER, published_columns
 
 
@@ -201,9 +202,10 @@ def _reasons(table: Any) -> dict[str, str]:
 def parse_experiment(arguments: Sequence[str]) -> Experiment:
     """An experiment of ``key=value`` arguments; ``lr=0.01,0.1`` spans a grid.
 
-    A text with commas is one value if it is quoted or if the setting is itself a list. Raises
-    ValueError for two values of a key in two arguments."""
-    check_set_once(arguments)
+    A text with commas is one value if it is quoted or if the setting is itself a list. Of two
+    arguments with one key the last one counts, and a line says so."""
+    for note in set_twice(arguments):
+        say(make_console(stderr=True), note)
     changes: dict[str, Any] = {}
     for argument in arguments:
         key, _, text = argument.partition("=")

@@ -86,8 +86,6 @@ VECTORS = [*TASTES, "fedembed.embedding-dim=8", "fedembed.model=convnet-atp"]  #
         (["run", "output-dir=x"], "output-dir is set by the command: use --output"),
         (["run", "--methods", "fedavg seed=5"], "seed is no setting of a single method"),
         (["run", "--methods", "fedavg lr=0.1 lr=0.2"], "'fedavg lr=0.1 lr=0.2' sets lr twice"),
-        (["run", "lr=0.1", "rounds=1", "lr=0.2"], "lr=0.1 and lr=0.2 set lr twice; leave one of"),
-        (["data", "digits", "image-size=8", "image-size=9"], "set image-size twice"),
         (["run", "--methods", "fedavg tent.adapt-steps=1"], "fedavg does not read tent.adapt-step"),
         (["run", "OUT/empty.toml"], "lr is [], an empty list"),
         (["run", "OUT/both.toml"], "two included experiments would write to results/empty;"),
