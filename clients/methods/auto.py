@@ -113,6 +113,7 @@ from partitions.shares import Share, labeled_rows
 SOURCE = "source"  # group of arrays: statistics of the training clients' samples
 RULE = "rule"  # group of arrays: the numbers of the rule
 SOURCE_MEANS = f"{SOURCE}/means"
+LARGEST_SIZE = "largest-size"  # an array of the rule
 COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivatives are asked for
 PLAYED = "played"  # group of the state: newcomers, between the server's messages
 MIXING = 0.001  # ε of BBSE
@@ -569,8 +570,11 @@ class AutoClient(HoldingOut):
 
     def with_statistics(self, x: Tensor, prior_samples: float) -> tuple[Changes, Tensor]:
         """Statistics ρ · training + (1 − ρ) · inputs with ρ = N / (N + n), and the logits (n, C) by
-        them; the inputs' statistics are means over the parts of x."""
-        rho = prior_samples / (prior_samples + len(x))
+        them; the inputs' statistics are means over the parts of x.
+
+        More inputs than newcomers had count as so many: nothing is known of other networks."""
+        n = min(len(x), int(self.rule.get(LARGEST_SIZE, len(x))))
+        rho = prior_samples / (prior_samples + n)
         previous = dict(self.model.eval().named_buffers())
         parts = self.parts(x)
         passes = []

@@ -4,6 +4,7 @@
 import numpy as np
 
 from clients.core.decision.choice import NEVER, UNBOUNDED
+from clients.core.decision.played import SIZES
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, WIN_RATES, Grid
 
 LIMIT = 0.975  # share of newcomers with unchanged inputs whose T is at most t
@@ -12,6 +13,7 @@ PENALTY = 10.0  # of the logistic model's coefficients, on the summed likelihood
 STEPS = 8  # of Newton's method
 RIDGE = 3.0  # penalty of the calibration
 FOLDS = 5
+SHARE_OF_SIZE = 0.1  # share of newcomers that makes a size one that the rule knows
 SMALLEST = 1e-6  # deviation
 ROUNDING = 1e-9  # of sums of shares
 
@@ -87,6 +89,14 @@ def calibrated(sums: np.ndarray) -> np.ndarray:
     normal = np.array([[total + RIDGE, total_x], [total_x, total_xx + RIDGE]])
     alpha, beta = np.linalg.solve(normal, [total_y, total_xy])
     return np.array([alpha, beta, low, high])
+
+
+def largest_size(reached: np.ndarray) -> int:
+    """The largest size that a tenth of the newcomers have, by how many have at least the inputs of
+    each size (3,)."""
+    common = reached >= SHARE_OF_SIZE * reached[0]
+    common &= reached > 0
+    return SIZES[int(common.sum()) - 1] if common.any() else SIZES[0]
 
 
 def least_guard(

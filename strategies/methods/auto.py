@@ -70,6 +70,7 @@ from strategies.maths.decision import (
     STEPS,
     calibrated,
     deviation,
+    largest_size,
     least_guard,
     misfit_limit,
     newton_step,
@@ -81,13 +82,14 @@ from strategies.methods.fedavg import FedAvg
 HEAD_WEIGHT = "head.weight"
 # Moments, spread, misfits twice, features, Newton's steps, calibration, guard.
 NUM_EXCHANGES = 7 + STEPS
-COUNTED = ("confusion", "misfits", "descriptors")  # arrays of counts alone
+COUNTED = ("confusion", "misfits", "descriptors", "sizes")  # arrays of counts alone
 SHARES = ("loss", "corrected", "clients")  # arrays of shares, from 0 to 1
 GAIN = "gain"  # an array of shares of inputs, from -1 to 1
 NOT_MOVED = (*COUNTED, *SHARES, GAIN)  # arrays with limits of their own
 # Arrays of answers, each with its own limit of norms.
-SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "square", "misfits",
-          "descriptors", "gradient", "hessian", "calibration", *SHARES, GAIN)  # fmt: skip
+SUMMED = ("confusion", "counts", "sums", "squares", "inverse", "count", "sum", "square", "sizes",
+          "misfits", "descriptors", "gradient", "hessian", "calibration",
+          *SHARES, GAIN)  # fmt: skip
 # Of the two regimes, in texts and in the run's files.
 REGIME_WORDS = ("label shift explains", "label shift does not explain")
 REGIME_NAMES = ("label-shift", "other-inputs")
@@ -324,7 +326,12 @@ class _Exchanges:
         sent = {}
         for node in self.training:
             sent[node] = self.arrays | prefixed(SOURCE, sources[self.folds[node]])
-        shapes: dict[str, tuple[int, ...]] = {"count": (1,), "sum": layers, "square": layers}
+        shapes: dict[str, tuple[int, ...]] = {
+            "count": (1,),
+            "sum": layers,
+            "square": layers,
+            "sizes": (len(SIZES),),
+        }
         answers = self.answers("misfit", sent, shapes)
         # A client that has not answered has no newcomers, and is asked nothing more about them.
         self.training = [node for node, _ in answers]
@@ -338,7 +345,8 @@ class _Exchanges:
         spread = deviation(sums["count"], sums["sum"], sums["square"])
         # A layer that sees no batch of the inputs has the same T_l for all, up to rounding of μ.
         spread = np.maximum(spread, SMALLEST_MISFIT_DEVIATION)
-        rule = Rule(misfit_mean=mean, misfit_deviation=spread)
+        size = np.array(largest_size(sums["sizes"]))
+        rule = Rule(misfit_mean=mean, misfit_deviation=spread, largest_size=size)
         cut = np.ones((len(self.candidates), DESCRIPTORS), bool)
         for place, name in enumerate(self.candidates):
             if name != BBSE:

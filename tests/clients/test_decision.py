@@ -567,6 +567,8 @@ def test_only_newcomers_with_unchanged_inputs_set_the_threshold():
     cases.append(simple_case(misfits=[9.0], outcomes=((), (WON,)), unchanged=False))
     sums = tallies.misfit_sums(cases, 1)
     assert [sums[name].tolist() for name in ("count", "sum", "square")] == [[2], [4], [10]]
+    sizes = tallies.misfit_sums([simple_case(n) for n in (19, 20, 49, 50, 120)], 1)["sizes"]
+    assert sizes.tolist() == [4, 2, 1]
     counts = tallies.histograms(simple_rule(), cases, 2)
     filled = np.flatnonzero(counts["misfits"])
     assert tallies.MISFITS.edges[filled] == pytest.approx([0, 1])

@@ -748,11 +748,13 @@ def test_a_layer_that_sees_no_batch_says_nothing_of_a_client():
     exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
     misfits = np.array([[-29.7, 0.0, 1.0, 2.0], [-29.7, 1.0, 3.0, 2.5], [-29.7, 2.0, 2.0, 1.0]])
     first = {"count": np.array([3.0]), "sum": misfits.sum(0), "square": (misfits**2).sum(0)}
+    first["sizes"] = np.array([3.0, 1.0, 0.0])
     histograms = {"misfits": np.ones(2000), "descriptors": np.zeros((2, 4, 1200))}
     answers = iter([first, histograms])
     strategy.exchange = lambda action, payloads, like: [update(0, next(answers))]
     rule = exchanges.with_misfits([{}])
     sent = Rule.of({name: a.astype(np.float32) for name, a in rule.arrays().items()})
+    assert sent.largest_size == 50
     deviations = (misfits[0] - sent.misfit_mean) / sent.misfit_deviation
     assert deviations == pytest.approx([0, -(1.5**0.5), -(1.5**0.5), 0.267], abs=2e-3)
 
@@ -893,10 +895,30 @@ def test_without_a_newcomer_there_is_no_rule():
     strategy = Auto(alpha=0.5)
     client = training_client()
     exchanges = _Exchanges(strategy, client.initial, [Node(0, 50)])
-    none = {"count": np.zeros(1), "sum": np.zeros(4), "square": np.zeros(4)}
+    none = {"count": np.zeros(1), "sum": np.zeros(4), "square": np.zeros(4), "sizes": np.zeros(3)}
     strategy.exchange = lambda action, payloads, like: [update(0, none)]
     with pytest.raises(Unanswered, match="needs 20 held-out samples: raise held-out"):
         exchanges.with_misfits([{}])
+
+
+def test_more_inputs_than_newcomers_had_change_no_weight_of_the_training_statistics():
+    """The mean 10 of the inputs, and 0 of training. Of 16 prior samples and 80 inputs the training
+    statistics have the weight 16/96: the mean is 8.333. Where newcomers had at most 50 inputs it is
+    16/66: 7.576. A client of 50 inputs has that weight, too."""
+    model = headed(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 3)), "auto", (1,), 3)
+    client = AutoClient(model, share(torch.rand(40, 1), Y))
+    x = torch.tensor([[9.0], [11.0]]).repeat(40, 1)
+
+    def mean_of(x):
+        changes, _ = client.with_statistics(x, 16.0)
+        (mean,) = (array for name, array in changes.items() if name.endswith("running_mean"))
+        return mean.item()
+
+    assert mean_of(x) == pytest.approx(10 * 80 / 96)
+    client.rule = {"largest-size": np.array(50.0, np.float32)}
+    assert mean_of(x) == pytest.approx(10 * 50 / 66)
+    assert mean_of(x[:50]) == pytest.approx(10 * 50 / 66)
+    assert mean_of(x[:20]) == pytest.approx(10 * 20 / 36)
 
 
 def test_a_client_whose_held_out_samples_have_no_label_answers_with_zeros():

@@ -180,3 +180,11 @@ def test_the_guard_keeps_its_promise_for_exchangeable_clients():
         k = decision.least_guard(hurt.sum(0).astype(float), np.full(len(GUARDS), 60.0), 60, 0.1)
         harm.append(float(chances[np.searchsorted(GUARDS, k)]) if k != NEVER else 0.0)
     assert np.mean(harm) <= 0.1 and np.mean(harm) > 0.06
+
+
+@pytest.mark.parametrize(
+    ("reached", "size"),
+    [([100, 9, 0], 20), ([100, 10, 9], 50), ([100, 40, 10], 100), ([7, 0, 0], 20), ([0, 0, 0], 20)],
+)
+def test_the_largest_size_is_one_that_a_tenth_of_the_newcomers_have(reached, size):
+    assert decision.largest_size(np.array(reached, float)) == size

@@ -135,13 +135,14 @@ class Case:
 class Rule:
     """All numbers of the rule, for J candidates. Those that are not yet known are None.
 
-    μ, σ (L,) and t of the misfit; `ranges` (J, 4, 2) of the descriptors; `feature_mean` and
-    `feature_deviation` (J, F − 1); θ (J, 2, F); `calibration` (2, J, 4): α, β and the range of w̃ by
-    regime; k (2,) by regime."""
+    μ, σ (L,) and t of the misfit; the `largest_size` of newcomers, in inputs; `ranges` (J, 4, 2) of
+    the descriptors; `feature_mean` and `feature_deviation` (J, F − 1); θ (J, 2, F); `calibration`
+    (2, J, 4): α, β and the range of w̃ by regime; k (2,) by regime."""
 
     misfit_mean: np.ndarray | None = None
     misfit_deviation: np.ndarray | None = None
     misfit_limit: np.ndarray | None = None
+    largest_size: np.ndarray | None = None
     ranges: np.ndarray | None = None
     feature_mean: np.ndarray | None = None
     feature_deviation: np.ndarray | None = None

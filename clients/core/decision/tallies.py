@@ -41,13 +41,15 @@ GUARDS = np.linspace(0, 10, 101)  # k
 
 
 def misfit_sums(cases: Sequence[Case], num_blocks: int) -> dict[str, np.ndarray]:
-    """Count (1,), Σ T_l and Σ T_l² (L,) of newcomers with unchanged inputs."""
+    """Count (1,), Σ T_l and Σ T_l² (L,) of newcomers with unchanged inputs; how many of all
+    newcomers have at least so many inputs, by size (3,)."""
     misfits = [case.misfits for case in cases if case.unchanged]
     values = np.array(misfits).reshape(-1, num_blocks)
     return {
         "count": np.array([len(values)], float),
         "sum": values.sum(0),
         "square": np.square(values).sum(0),
+        "sizes": np.array([sum(case.n >= size for case in cases) for size in SIZES], float),
     }
 
 
