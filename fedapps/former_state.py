@@ -14,6 +14,13 @@ EXPECTED = (
 )
 
 
+# Of a run that trains without privacy, about the one from which it starts.
+WITHOUT_EPSILON = (
+    "{} was trained with differential privacy, and dp is 'none' here: its ε does not hold for what "
+    "is trained from now on"
+)
+
+
 def check_former(former: Any) -> None:
     """Raise ValueError for an object that is no strategy's state."""
     if not isinstance(former, Mapping):
@@ -65,7 +72,4 @@ def notes_on(
             "names none, as in Flower's simulation"
         )
     if former.get("privacy") and privacy is None:
-        yield (
-            "former was trained with differential privacy, and dp is 'none' here: its ε does not "
-            "hold for what is trained from now on"
-        )
+        yield WITHOUT_EPSILON.format("former")

@@ -371,15 +371,13 @@ def _private_before(job: "Job") -> str:
     """A sentence if the run from which the job starts is private, and the job trains without
     privacy; else ""."""
     from fedapps.files import PRIVACY
+    from fedapps.former_state import WITHOUT_EPSILON
 
     start = Path(str(job.config["from-dir"]))
     is_trained = bool(job.config["rounds"]) and job.config["dp"] == "none"
     if not is_trained or not (start / PRIVACY).is_file():
         return ""
-    return (
-        f"{start} was trained with differential privacy, and dp is 'none' here: the ε of that run "
-        "does not hold for what is trained from now on"
-    )
+    return WITHOUT_EPSILON.format(start)
 
 
 @torch_defaults()

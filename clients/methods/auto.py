@@ -84,6 +84,7 @@ from clients.core.decision.tallies import (
     guard_losses,
     histograms,
     misfit_sums,
+    size_counts,
 )
 from clients.core.evaluation import Choice, by_parts
 from clients.core.functional import functional_call
@@ -645,13 +646,13 @@ class AutoClient(HoldingOut):
 
     def misfit(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:
         """First, with the server's statistics in `arrays`: play newcomers, keep what the rule needs
-        of them; count, Σ T_l and Σ T_l² of those with unchanged inputs. Then, with μ and σ:
-        histograms of T and of the descriptors."""
+        of them; count, Σ T_l and Σ T_l² of those with unchanged inputs, and counts by size. Then,
+        with μ and σ: histograms of T and of the descriptors."""
         if SOURCE_MEANS in arrays:
             self.receive(arrays, config)
             cases = list(self.played())
             self.state = prefixed(PLAYED, cases_to_arrays(cases, len(self.names)))
-            return misfit_sums(cases, len(self.blocks.sizes)), {}
+            return misfit_sums(cases, len(self.blocks.sizes)) | size_counts(cases), {}
         return histograms(*self.rule_and_cases(arrays), len(self.names)), {}
 
     def play(self, arrays: Arrays, config: Config) -> tuple[Arrays, Metrics]:

@@ -88,7 +88,7 @@ def _reported_round(runs: "DataFrame") -> str:
 
 
 def reporting_last_round(runs: "DataFrame") -> list[str]:
-    """The methods of which a run reports its last round, whatever validation says."""
+    """The methods with a run that reports its last round, not the best one on validation."""
     labels: dict[str, None] = {}
     for run in runs.dropna(subset="summary").itertuples():
         if run.summary.reports_last_round:

@@ -321,7 +321,8 @@ class _Exchanges:
         return self.with_guard(rule, coefficients)
 
     def with_misfits(self, sources: Sequence[Arrays]) -> Rule:
-        """μ_l, σ_l, t and the ranges of the descriptors, from the statistics by fold."""
+        """μ_l, σ_l, t, the largest size and the ranges of the descriptors, from the statistics by
+        fold."""
         layers = (len(self.blocks.sizes),)
         sent = {}
         for node in self.training:

@@ -567,12 +567,16 @@ def test_only_newcomers_with_unchanged_inputs_set_the_threshold():
     cases.append(simple_case(misfits=[9.0], outcomes=((), (WON,)), unchanged=False))
     sums = tallies.misfit_sums(cases, 1)
     assert [sums[name].tolist() for name in ("count", "sum", "square")] == [[2], [4], [10]]
-    sizes = tallies.misfit_sums([simple_case(n) for n in (19, 20, 49, 50, 120)], 1)["sizes"]
-    assert sizes.tolist() == [4, 2, 1]
     counts = tallies.histograms(simple_rule(), cases, 2)
     filled = np.flatnonzero(counts["misfits"])
     assert tallies.MISFITS.edges[filled] == pytest.approx([0, 1])
     assert counts["descriptors"].sum(2).tolist() == [[2] * 4, [3] * 4]
+
+
+def test_newcomers_are_counted_by_size():
+    """Of 19, 20, 49, 50 and 120 inputs: four have 20 or more, two 50, one 100."""
+    counts = tallies.size_counts([simple_case(n) for n in (19, 20, 49, 50, 120)])
+    assert counts["sizes"].tolist() == [4, 2, 1]
 
 
 def test_sums_of_clients_are_those_of_all_newcomers():
@@ -582,6 +586,7 @@ def test_sums_of_clients_are_those_of_all_newcomers():
     theta = np.random.default_rng(0).normal(size=(2, 3, 2, 6))
     sums = (
         lambda cases: tallies.misfit_sums(cases, 1),
+        tallies.size_counts,
         lambda cases: tallies.histograms(rule, cases, 2),
         lambda cases: tallies.feature_sums(rule, cases, 2, 6),
         lambda cases: tallies.derivatives(rule, cases, theta),

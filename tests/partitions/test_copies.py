@@ -11,7 +11,7 @@ COUNT = 40
 
 
 def samples(copies):
-    """40 samples, the last `copies` of which repeat the first ones."""
+    """40 samples; the last `copies` repeat the first ones."""
     x = np.random.default_rng(0).normal(size=(COUNT, 3))
     y = np.arange(COUNT) % 2
     x[COUNT - copies :] = x[:copies]

@@ -41,16 +41,22 @@ GUARDS = np.linspace(0, 10, 101)  # k
 
 
 def misfit_sums(cases: Sequence[Case], num_blocks: int) -> dict[str, np.ndarray]:
-    """Count (1,), Σ T_l and Σ T_l² (L,) of newcomers with unchanged inputs; how many of all
-    newcomers have at least so many inputs, by size (3,)."""
+    """Count (1,), Σ T_l and Σ T_l² (L,) of newcomers with unchanged inputs."""
     misfits = [case.misfits for case in cases if case.unchanged]
     values = np.array(misfits).reshape(-1, num_blocks)
     return {
         "count": np.array([len(values)], float),
         "sum": values.sum(0),
         "square": np.square(values).sum(0),
-        "sizes": np.array([sum(case.n >= size for case in cases) for size in SIZES], float),
     }
+
+
+def size_counts(cases: Sequence[Case]) -> dict[str, np.ndarray]:
+    """By each of the `SIZES` how many newcomers have at least so many inputs (3,)."""
+    counts = np.zeros(len(SIZES))
+    for case in cases:
+        counts += case.n >= np.array(SIZES)
+    return {"sizes": counts}
 
 
 def histograms(rule: Rule, cases: Sequence[Case], num_candidates: int) -> dict[str, np.ndarray]:

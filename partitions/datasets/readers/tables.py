@@ -594,8 +594,7 @@ def _dtype(feature: Any) -> str:
 
 
 def _may_be_owner(feature: Any) -> bool:
-    """Whether a column holds texts, whole numbers or truth values, each of which may name a
-    client."""
+    """Whether a column may name clients: by texts, whole numbers or truth values."""
     kind = _dtype(feature)
     return kind in (*TEXTS, "bool") or bool(WHOLE.fullmatch(kind))
 
