@@ -6,9 +6,10 @@ inputs: four forward passes, one quadratic program of C variables, no gradient. 
 FedAvg's network or by a corrected one, and sends nothing. A method among the candidates, such as
 TENT, adds what its own prediction takes.
 
-The equations are in `clients.core.decision`. BBSE uses π of the training clients and all inputs as
-one batch. "bn16" normalises by the inputs' statistics and by the training statistics, which count
-as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is FedAvg's.
+The equations are in `clients.core.decision`. Mean matching corrects predictions by (n q + 16 π) /
+(n + 16), with q of the fit (`clients.core.decision.fit`). BBSE uses π of the training clients and
+all inputs as one batch. "bn16" normalises by the inputs' statistics and by the training statistics,
+which count as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is FedAvg's.
 
 In a stream each update decides anew, for its inputs together with the newest ones before them."""
 
@@ -38,7 +39,9 @@ from clients.core.decision.choice import (
     BBSE,
     BN_WEIGHTS,
     EM_VIEWS,
+    FOR_LABEL_SHIFT,
     KEEP,
+    MEAN_MATCHING,
     Case,
     Rule,
     candidates_of,
@@ -118,15 +121,16 @@ LARGEST_SIZE = "largest-size"  # an array of the rule
 COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivatives are asked for
 PLAYED = "played"  # group of the state: newcomers, between the server's messages
 MIXING = 0.001  # ε of BBSE
+PRIOR_SAMPLES = 16.0  # weight of π in the proportions of mean matching
 EM_STEPS = 20
 MADE_BEFORE = (
     "another release has made it; make the rule anew with `fedapps run --from RUN --methods auto`"
 )
 INPUTS, CHOSEN = "inputs", "chosen"  # of a stream: the newest inputs, the place of the last choice
 CANDIDATES = setting(
-    "bbse,bn16",
-    "corrections to choose from beside FedAvg: bbse, bn0, bn16, bn64; tent, t3a, shot, memo, "
-    "bn-adapt, or module:NAME of an own method that trains as FedAvg does",
+    "mean-matching,bn16",
+    "corrections to choose from beside FedAvg: mean-matching, bbse, bn0, bn16, bn64; tent, t3a, "
+    "shot, memo, bn-adapt, or module:NAME of an own method that trains as FedAvg does",
     listed=True,
     evaluation=True,
 )
@@ -416,14 +420,15 @@ class AutoClient(HoldingOut):
     def personal_model(self, x: Tensor) -> nn.Module:
         """The network, with the chosen correction in the bias of its head or in its statistics.
 
-        With BBSE as a candidate the head has a bias whatever is chosen: what an update chooses must
-        not change the arrays of a saved model."""
+        Where a candidate corrects proportions, the head has a bias whatever is chosen: what an
+        update chooses must not change the arrays of a saved model."""
         if isinstance(self._correction, Client):
             model = self._correction.personal_model(x)
         else:
             model = super().personal_model(x)
         head = getattr(model, "head", None)  # a user's own correction may have another network
-        if BBSE in self.names and isinstance(head, nn.Linear) and head.bias is None:
+        corrects_bias = any(name in FOR_LABEL_SHIFT for name in self.names)
+        if corrects_bias and isinstance(head, nn.Linear) and head.bias is None:
             head.bias = nn.Parameter(torch.zeros_like(head.weight[:, 0]))
         if isinstance(self._correction, Tensor):
             head = head_of(model)
@@ -438,7 +443,7 @@ class AutoClient(HoldingOut):
         self.begin("evaluate", config)
         self.receive(arrays, config)
         x, _ = self.share.everything.to(self.device)[:]
-        self._correction = None  # BBSE and other statistics leave the structure as it is
+        self._correction = None  # proportions and statistics leave the structure as it is
         choice = int(self.stream.get(CHOSEN, KEEP))
         if choice != KEEP and self.names[choice] in self.method_clients:
             self._correction = self.method_clients[self.names[choice]]
@@ -459,10 +464,10 @@ class AutoClient(HoldingOut):
                 f"for {n - int(finite.sum())} of {n} inputs the network gives numbers that are not "
                 "finite"
             )
-        views, q_bbse, q_after = self.views(x, base, statistics)
         fit = shared_fit(statistics, n)
         phi_mean = phi.mean(0)
         q = fit.proportions(phi_mean)
+        views, q_bbse, q_after = self.views(x, base, statistics, q)
         misfit_of_prior = fit.misfits(phi_mean, statistics.prior)[SOFTMAX]
         log_base = log_probabilities(base)
         log_views = {name: log_probabilities(z) for name, z in views.items()}
@@ -473,7 +478,7 @@ class AutoClient(HoldingOut):
             log_candidate = log_views[name]
             rows = changed_rows(log_base, log_candidate)
             changed = len(rows) / n
-            if name == BBSE:
+            if name in FOR_LABEL_SHIFT:
                 entries = label_shift_descriptor(q, q_bbse, misfit_of_prior, n, changed)
             else:
                 entries = statistics_descriptor(q_after[name], log_base, log_candidate, changed)
@@ -511,20 +516,32 @@ class AutoClient(HoldingOut):
                 f"the run's rule is of {count} corrections, and auto has {', '.join(self.names)} "
                 f"for this network: {MADE_BEFORE}"
             )
+        assert rule.feature_mean is not None
+        features = num_features(self.has_statistics, self.names) - 1
+        if rule.feature_mean.shape[1] != features:
+            raise ValueError(
+                f"the run's rule has {rule.feature_mean.shape[1]} features of a changed "
+                f"prediction, and auto has {features}: {MADE_BEFORE}"
+            )
         return rule
 
     def views(
-        self, x: Tensor, base: Tensor, statistics: Statistics
+        self, x: Tensor, base: Tensor, statistics: Statistics, q: np.ndarray
     ) -> tuple[dict[str, Tensor], np.ndarray, dict[str, np.ndarray]]:
-        """The logits (n, C) of each corrected network; q of BBSE; q of EM on the predictions of
-        each other candidate."""
+        """The logits (n, C) of each corrected network, by the proportions q (C,) of the fit; q of
+        BBSE; q of EM on the predictions of each other candidate."""
         log_prior = torch.from_numpy(np.log(statistics.prior)).to(base)
         classes = base.argmax(1).cpu().numpy()
         m = np.bincount(classes, minlength=base.shape[1]) / len(classes)
         q_bbse = bbse(statistics.confusion, m, MIXING)
-        ratio = torch.from_numpy(np.log(q_bbse)).to(base) - log_prior
-        views = {BBSE: base + ratio}
-        self._corrections: dict[str, Tensor | Changes | Client] = {BBSE: ratio}
+        n = self.known_size(len(x))
+        q_matched = (n * q + PRIOR_SAMPLES * statistics.prior) / (n + PRIOR_SAMPLES)
+        views = {}
+        self._corrections: dict[str, Tensor | Changes | Client] = {}
+        for name, proportions in ((BBSE, q_bbse), (MEAN_MATCHING, q_matched)):
+            ratio = torch.from_numpy(np.log(proportions)).to(base) - log_prior
+            views[name] = base + ratio
+            self._corrections[name] = ratio
         log_q_after: dict[str, Tensor] = {}
         if self.has_statistics:
             for name, weight in BN_WEIGHTS.items():
@@ -547,6 +564,11 @@ class AutoClient(HoldingOut):
         for name, log_q in log_q_after.items():
             q_after[name] = log_q.double().exp().cpu().numpy()
         return views, q_bbse, q_after
+
+    def known_size(self, n: int) -> int:
+        """n, as it counts beside the training clients' samples. More inputs than newcomers had
+        count as so many: nothing is known of other corrections."""
+        return min(n, int(self.rule.get(LARGEST_SIZE, n)))
 
     def predicted_by(self, name: str, x: Tensor, base: Tensor) -> Tensor:
         """Logits (n, C) by the candidate that is the method `name`; `base` if it gives numbers that
@@ -571,11 +593,8 @@ class AutoClient(HoldingOut):
 
     def with_statistics(self, x: Tensor, prior_samples: float) -> tuple[Changes, Tensor]:
         """Statistics ρ · training + (1 − ρ) · inputs with ρ = N / (N + n), and the logits (n, C) by
-        them; the inputs' statistics are means over the parts of x.
-
-        More inputs than newcomers had count as so many: nothing is known of other networks."""
-        n = min(len(x), int(self.rule.get(LARGEST_SIZE, len(x))))
-        rho = prior_samples / (prior_samples + n)
+        them; the inputs' statistics are means over the parts of x."""
+        rho = prior_samples / (prior_samples + self.known_size(len(x)))
         previous = dict(self.model.eval().named_buffers())
         parts = self.parts(x)
         passes = []

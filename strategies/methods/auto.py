@@ -27,8 +27,8 @@ from torch import nn
 
 from clients.core.arrays import Arrays, prefixed
 from clients.core.decision.choice import (
-    BBSE,
     DESCRIPTORS,
+    FOR_LABEL_SHIFT,
     NEVER,
     Rule,
     able_in,
@@ -350,7 +350,7 @@ class _Exchanges:
         rule = Rule(misfit_mean=mean, misfit_deviation=spread, largest_size=size)
         cut = np.ones((len(self.candidates), DESCRIPTORS), bool)
         for place, name in enumerate(self.candidates):
-            if name != BBSE:
+            if name not in FOR_LABEL_SHIFT:
                 cut[place, NOT_CUT] = False
         shapes = {"misfits": (MISFITS.bins,), "descriptors": (*cut.shape, DESCRIPTOR_VALUES.bins)}
         counts, clients = self.sum("misfit", self.to_all(self.sent(rule)), shapes)
@@ -442,7 +442,7 @@ class _Exchanges:
         words = REGIME_WORDS[regime]
         if clients and not able_in(regime, self.candidates).any():
             return 0.0  # there is nothing to choose from
-        # Without running statistics BBSE is the candidate, which few small newcomers get, and most
+        # Without running statistics proportions are corrected, of few small newcomers, and of most
         # clients with more inputs: harm among all newcomers says little of these.
         k = least_guard(
             sums["loss"][regime], corrected, clients, alpha, of_corrected=not self.has_statistics

@@ -555,7 +555,7 @@ def test_candidates_are_those_that_the_network_allows():
     assert choice.candidates_of("bbse,bn16,bbse", True) == ("bbse", "bn16")
     assert choice.candidates_of("bbse,bn16", False) == ("bbse",)
     assert choice.candidates_of("tent, bn16", False) == ("tent",)
-    with pytest.raises(ValueError, match="with running statistics; add bbse"):
+    with pytest.raises(ValueError, match="with running statistics; add mean-matching"):
         choice.candidates_of("bn16", False)
 
 

@@ -154,7 +154,7 @@ def test_a_method_says_what_it_has_to_before_a_run(method):
 
 def test_what_auto_cannot_choose_is_said_before_a_run():
     config = defaults() | {"method": "auto", "num-clients": 5, "auto.alpha": 0.5}
-    lacking = "candidates none, bbse; bn16 needs batch normalisation, which mlp lacks"
+    lacking = "candidates none, mean-matching; bn16 needs batch normalisation, which mlp lacks"
     assert method_caveats(config) == [lacking]
     assert method_caveats(config | {"model": "convnet-bn"}) == []
     assert method_caveats(config | {"auto.candidates": "bn0,bn64,bbse"}) == [

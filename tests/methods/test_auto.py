@@ -68,11 +68,14 @@ def network_of(client):
     return build_model("convnet-bn" if client.has_statistics else "convnet", (1, 8, 8), 3, 0)
 
 
-@pytest.mark.parametrize(("place", "name"), [(-1, "none"), (0, "bbse"), (1, "bn0"), (2, "bn16")])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(-1, "none"), (0, "bbse"), (1, "mean-matching"), (2, "bn0"), (3, "bn16")],
+)
 def test_each_choice_is_its_correction(place, name):
     """The logits are those of the view that is chosen, also in the served network; n, d, w and the
     choice are reported."""
-    client = training_client(candidates="bbse,bn0,bn16")
+    client = training_client(candidates="bbse,mean-matching,bn0,bn16")
     source = source_of(client)
     # A source in which class 2 is always taken for class 0: BBSE then changes predictions.
     source["confusion"] = np.array([[0.8, 0, 0.9], [0.1, 0.9, 0], [0.1, 0.1, 0.1]], np.float32)
@@ -103,7 +106,8 @@ def test_each_choice_is_its_correction(place, name):
     # No newcomer had fewer than 20 inputs, so nothing is known of a client with 19.
     torch.testing.assert_close(other.predict(x[:19]), Client.predict(other, x[:19]))
     assert other.adaptation_metrics == {
-        "chosen-none": 1, "chosen-bbse": 0, "chosen-bn0": 0, "chosen-bn16": 0
+        "chosen-none": 1, "chosen-bbse": 0, "chosen-mean-matching": 0, "chosen-bn0": 0,
+        "chosen-bn16": 0,
     }  # fmt: skip
     assert other.choice == ("none", f"{KEPT}: 19 inputs are fewer than the 20 that a choice needs")
 
@@ -137,7 +141,7 @@ def test_a_stream_collects_inputs_until_a_choice_is_certain_and_may_change_its_m
         """The real views, with hand-made numbers of changed samples."""
         decided.append(inputs)
         case, views = AutoClient.case(other, inputs)
-        rows = np.zeros((round(next(shares) * len(inputs)), 9))
+        rows = np.zeros((round(next(shares) * len(inputs)), 10))
         return replace(case, evidence=[rows]), views
 
     other.case = case
@@ -307,7 +311,7 @@ def test_the_exchanges_come_once_at_the_end_and_no_novel_client_answers(monkeypa
     assert of_exchanges[-1] == "auto: query.guard, exchange 15 of 15"
     first, last = (dict(result.evaluate_metrics_clientapp[r]) for r in (1, 2))
     assert "novel-misfit" not in first and "novel-misfit" in last
-    shares = [last[f"novel-chosen-{name}"] for name in ("none", "bbse", "bn16")]
+    shares = [last[f"novel-chosen-{name}"] for name in ("none", "mean-matching", "bn16")]
     assert sum(shares) == pytest.approx(1)
 
 
@@ -386,11 +390,11 @@ def test_other_normalisation_has_no_statistics_to_correct(norm):
     layers = [nn.Conv2d(1, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)]
     model = headed(nn.Sequential(*layers), "auto", (1, 8, 8), 3)
     client = AutoClient(model, share(X, Y), held_out=0.75)
-    assert client.names == ("bbse",) and client.blocks.sizes == (4, 256, 3, 4)
+    assert client.names == ("mean-matching",) and client.blocks.sizes == (4, 256, 3, 4)
     source = source_of(client)
     client.receive(client.initial | {f"source/{name}": a for name, a in source.items()}, {})
     case, views = client.case(X)
-    assert [*views] == ["", "bbse", "em"] and case.misfits.shape == (4,)
+    assert [*views] == ["", "bbse", "mean-matching", "em"] and case.misfits.shape == (4,)
     assert np.isfinite(case.misfits).all() and np.isfinite(case.descriptors).all()
 
 
@@ -436,11 +440,12 @@ def test_answers_are_dropped_before_the_next_ones_come():
     assert len(held) == 2
 
 
-def test_a_network_without_statistics_has_bbse_alone():
+def test_a_network_without_statistics_corrects_proportions_alone():
     result, _ = federate(**NORMED | {"model": "mlp", "rounds": 1})
     metrics = dict(result.evaluate_metrics_clientapp[1])
-    assert {n for n in metrics if "novel-chosen" in n} == {"novel-chosen-none", "novel-chosen-bbse"}
-    with pytest.raises(ValueError, match="with running statistics; add bbse"):
+    chosen = {name for name in metrics if "novel-chosen" in name}
+    assert chosen == {"novel-chosen-none", "novel-chosen-mean-matching"}
+    with pytest.raises(ValueError, match="with running statistics; add mean-matching"):
         federate(**NORMED | {"model": "mlp", "rounds": 1, "auto.candidates": "bn16"})
 
 
@@ -495,7 +500,7 @@ def test_coefficients_out_of_fold_are_those_of_the_other_clients():
     draw = np.random.default_rng(0)
 
     def drawn_case():
-        evidence = [draw.normal(size=(30, 9)) for _ in range(2)]
+        evidence = [draw.normal(size=(30, 10)) for _ in range(2)]
         outcomes = [draw.integers(0, 3, 30) for _ in range(2)]
         return Case(100, np.zeros(4), draw.normal(size=(2, 4)), evidence, outcomes)
 
@@ -510,10 +515,10 @@ def test_coefficients_out_of_fold_are_those_of_the_other_clients():
 
     strategy.exchange = exchange
     found = exchanges.fitted(rule)
-    assert found.shape == (2, 4, 2, 14)
+    assert found.shape == (2, 4, 2, 15)
     for place, left_out in enumerate([None, *nodes]):
         pooled = [case for node in nodes if node != left_out for case in cases[node]]
-        theta = np.zeros((2, 1, 2, 14))
+        theta = np.zeros((2, 1, 2, 15))
         for _ in range(8):
             sums = derivatives(rule, pooled, theta)
             gradient, hessian = sums["gradient"], sums["hessian"]
@@ -989,7 +994,7 @@ def test_a_model_has_the_same_arrays_whatever_is_chosen(place):
     served = other.personal_model(X)
     assert served.head.bias.shape == (3,)
     torch.testing.assert_close(served(X.square()), z, rtol=1e-4, atol=1e-5)
-    assert other.choice.name == ("none", "bbse", "bn16")[place + 1]
+    assert other.choice.name == ("none", "mean-matching", "bn16")[place + 1]
 
 
 def test_newcomers_are_played_before_they_are_asked_for():
@@ -1030,7 +1035,7 @@ def test_a_flower_app_of_a_user_makes_the_rule_and_its_unlabeled_node_keeps_to_i
     assert strategy.rule["guard"].shape == (2,) and strategy.source["means"].shape == (3, 14)
     scores = dict(result.evaluate_metrics_clientapp[1])
     for role in ("train", "novel"):
-        assert scores[f"{role}-chosen-none"] + scores[f"{role}-chosen-bbse"] == 1
+        assert scores[f"{role}-chosen-none"] + scores[f"{role}-chosen-mean-matching"] == 1
         assert np.isfinite(scores[f"{role}-misfit"])
     assert scores["train-clients"] == 4 and "novel-accuracy" not in scores
 
@@ -1048,9 +1053,24 @@ def test_running_statistics_of_another_layer_are_read_and_are_no_candidate():
     assert strategy.source["means"].shape == (3, 1 + 3 + 4)
     assert strategy.rule["ranges"].shape == (1, 4, 2)
     client = AutoClient(headed(instance_normed(), "auto", (3,), 3), share(torch.rand(40, 3), Y))
-    assert client.names == ("bbse",)
+    assert client.names == ("mean-matching",)
     _, base = client.inner_values(torch.rand(5, 3))
-    assert [*client.views(torch.rand(5, 3), base, one_class_each(3))[0]] == ["bbse", "em"]
+    views, _, _ = client.views(torch.rand(5, 3), base, one_class_each(3), np.full(3, 1 / 3))
+    assert [*views] == ["bbse", "mean-matching", "em"]
+
+
+def test_mean_matching_corrects_by_proportions_in_which_the_prior_counts_as_16_samples():
+    """q = (0.5, 0.5, 0) of 4 inputs and π = (0.2, 0.3, 0.5): (4 q + 16 π) / 20 = (0.26, 0.34, 0.4).
+    Newcomers had at most 4 inputs, so 100 inputs count as 4."""
+    client = AutoClient(headed(instance_normed(), "auto", (3,), 3), share(torch.rand(40, 3), Y))
+    prior = np.array([0.2, 0.3, 0.5])
+    statistics = replace(one_class_each(3), prior=prior)
+    client.rule = {"largest-size": np.array(4)}
+    for n in (4, 100):
+        base = torch.randn(n, 3, generator=torch.Generator().manual_seed(n))
+        views, _, _ = client.views(torch.rand(n, 3), base, statistics, np.array([0.5, 0.5, 0]))
+        ratio = torch.tensor([0.26 / 0.2, 0.34 / 0.3, 0.4 / 0.5]).log()
+        torch.testing.assert_close(views["mean-matching"], base + ratio)
 
 
 def one_class_each(classes):
@@ -1066,5 +1086,16 @@ def test_a_rule_of_other_candidates_is_refused():
     rule = rule_that_chooses(client, -1)
     two = replace(rule, ranges=np.tile(rule.ranges, (2, 1, 1)))
     other, x = served(client, source_of(client), two)
-    with pytest.raises(ValueError, match=r"rule is of 2 corrections, and auto has bbse for this"):
+    words = "rule is of 2 corrections, and auto has mean-matching for this"
+    with pytest.raises(ValueError, match=words):
+        other.predict(x)
+
+
+def test_a_rule_with_other_evidence_is_refused():
+    """A former release compared one corrected network less."""
+    client = training_client("convnet")
+    rule = rule_that_chooses(client, -1)
+    fewer = replace(rule, feature_mean=rule.feature_mean[:, 1:])
+    other, x = served(client, source_of(client), fewer)
+    with pytest.raises(ValueError, match=r"rule has 9 features .* auto has 10: another release"):
         other.predict(x)

@@ -170,7 +170,7 @@ def test_a_users_correction_is_one_candidate_of_a_run(tmp_path):
     [
         (
             "tnet",
-            r"names 'tnet' \(did you mean 'tent'\?\); known: bbse, bn0, bn16, bn64, tent, t3a",
+            r"names 'tnet' \(did you mean 'tent'\?\); known: bbse, mean-matching, bn0, bn16",
         ),
         ("bbse,", "names ''; known"),
         ("scaffold", "names 'scaffold', which does more than correct predictions"),

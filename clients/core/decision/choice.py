@@ -30,13 +30,15 @@ NEVER = 1e6  # a k that no client reaches: nothing is chosen
 UNBOUNDED = 1e6  # an end of a descriptor's range that cuts nothing
 
 # What the network's normalisation allows: corrected networks, and those among them that may be
-# chosen beside methods such as tent. BBSE corrects proportions alone.
+# chosen beside methods such as tent.
 BBSE = "bbse"
+MEAN_MATCHING = "mean-matching"
+FOR_LABEL_SHIFT = (BBSE, MEAN_MATCHING)  # these correct proportions alone
 BN_WEIGHTS = {"bn0": 0.0, "bn16": 16.0, "bn64": 64.0}  # weight of the training statistics
 EM_VIEWS = {"bn0-em": "bn0", "bn16-em": "bn16"}  # corrected by EM, on top of these
-VIEWS = (BBSE, *BN_WEIGHTS, *EM_VIEWS)
-VIEWS_WITHOUT_STATISTICS = (BBSE, "em")
-CANDIDATES = (BBSE, *BN_WEIGHTS)
+VIEWS = (*FOR_LABEL_SHIFT, *BN_WEIGHTS, *EM_VIEWS)
+VIEWS_WITHOUT_STATISTICS = (*FOR_LABEL_SHIFT, "em")
+CANDIDATES = (*FOR_LABEL_SHIFT, *BN_WEIGHTS)
 DESCRIPTORS = 4
 
 
@@ -96,7 +98,7 @@ def candidates_of(names: str, has_statistics: bool) -> tuple[str, ...]:
     if not able:
         raise ValueError(
             f"auto.candidates is {names!r}, which needs batch normalisation with running "
-            "statistics; add bbse, or take a model that has it: convnet-bn, "
+            "statistics; add mean-matching, or take a model that has it: convnet-bn, "
             "torchvision.models:resnet18"
         )
     return able
@@ -219,7 +221,7 @@ def best(
 
 def able_in(regime: int, candidates: Sequence[str]) -> np.ndarray:
     """Which candidates (J,) the regime has."""
-    return np.array([regime == LABEL_SHIFT or name != BBSE for name in candidates])
+    return np.array([regime == LABEL_SHIFT or name not in FOR_LABEL_SHIFT for name in candidates])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ v: the base network 0, the candidate j, and every other corrected network. Its e
 log-odds cut to ±7. The descriptors of the whole client are, with d the share of changed
 predictions,
 
-    BBSE: H(q) + (C − 1)/2n, ‖q − q_BBSE‖₁, R, log(d + 0.01),
+    BBSE and mean matching: H(q) + (C − 1)/2n, ‖q − q_BBSE‖₁, R, log(d + 0.01),
     BN:   log n, H(q_EM after BN) + (C − 1)/2n, mean H before − mean H after, log(d + 0.01).
 
 R is T of the softmax for q = π, and (C − 1)/2n the bias of an entropy of n samples."""
@@ -68,7 +68,7 @@ def outcomes(
 def label_shift_descriptor(
     q: np.ndarray, q_bbse: np.ndarray, misfit_of_prior: float, n: int, changed: float
 ) -> np.ndarray:
-    """The BBSE descriptors (4,)."""
+    """The descriptors (4,) of BBSE and of mean matching."""
     distance = np.abs(q - q_bbse).sum()
     return np.array([corrected_entropy(q, n), distance, misfit_of_prior, np.log(changed + 0.01)])
 
