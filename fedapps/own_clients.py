@@ -110,6 +110,7 @@ class OwnClients:
     # Every message makes the network anew; what a trial has shown of it once holds for the others.
     checked_shapes: set[tuple[int, ...]] = field(default_factory=set)
     known_heads: dict[Hashable, str] = field(default_factory=dict)
+    known_changes: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     def answer(self, message: Message, context: Context) -> Message:
         """The client's reply, protected as the node agreed with the server."""
@@ -257,6 +258,7 @@ class OwnClients:
                 outputs=outputs,
                 parts=parts_of(samples),
                 known_heads=self.known_heads,
+                known_changes=self.known_changes,
             )
         except InputShapeError as error:
             if not read.form.order:

@@ -70,11 +70,13 @@ def network_of(
     outputs: str = "",
     parts: Sequence[Part] = (),
     known_heads: dict[Hashable, str] | None = None,
+    known_changes: dict[tuple[int, ...], bool] | None = None,
 ) -> tuple[Network, int, nn.Module | None]:
     """The method's network around the user's, the number of its outputs, and the user's network if
     it trains itself. The seed alone decides its initial arrays. `outputs` says what these are; ""
     leaves them unchecked, as for the server, which computes none. Inputs are packed of `parts`.
-    `known_heads` holds the heads that were found in former networks of `model`."""
+    `known_heads` holds the heads that were found in former networks of `model`, and `known_changes`
+    by shape whether these changed their inputs."""
     task = str(config["task"])
     with drawing(int(str(config["seed"]))):
         base = made(model, context)
@@ -86,7 +88,13 @@ def network_of(
             check_own_steps(method, base)
             check_without_trainer(base)
         network, num_outputs = adopted(
-            base, name, shape, task=task, parts=parts, trains_itself=by_itself
+            base,
+            name,
+            shape,
+            task=task,
+            parts=parts,
+            trains_itself=by_itself,
+            known_changes=known_changes,
         )
         if outputs == PROBABILITIES:
             of_probabilities(network, task)

@@ -53,6 +53,20 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def frozen():
+    """Whether `pytest_collection_finish` has frozen objects is known: to count them takes a tenth
+    of a second, which each command in the tests' process would spend."""
+
+    def some():
+        return 1
+
+    some.counted = gc.get_freeze_count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", some)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def rough_distances():
     """Clients' distances after few of their 40 exchanges; tests/methods/test_pfl.py has all."""
     from strategies.core import domain_distances
@@ -86,12 +100,13 @@ def own_modules(request):
     """A test's modules go with its folder: another test's module may have the same name."""
     from fedapps.common import external_code
 
+    before = set(sys.modules)
     yield
     folder = request.node.funcargs.get("tmp_path")
     if folder is None:
         return
-    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-    for name, file in files.items():
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
         if isinstance(file, str) and file.startswith(f"{folder}{os.sep}"):
             del sys.modules[name]
             external_code._imported.cache_clear()

@@ -415,12 +415,14 @@ def adopted(
     task: str = "",
     parts: Sequence[Part] = (),
     trains_itself: bool = False,
+    known_changes: dict[tuple[int, ...], bool] | None = None,
 ) -> tuple[nn.Module, int]:
     """The network, which gives logits (n, C) of inputs (n, *shape), and C. Its names stay.
 
     Images of one channel are repeated where it takes more. Inputs become whole numbers where it
     takes these alone, and packed inputs are unpacked into their `parts`. Of several outputs the
-    logits remain. A network that `trains_itself` may have methods that train it. Raises ValueError
+    logits remain. A network that `trains_itself` may have methods that train it. `known_changes`
+    holds by shape whether former networks of the same code changed their inputs. Raises ValueError
     for inputs that it cannot take, for parameters that cannot be trained, and for outputs that are
     no logits of the `task`, or of `num_outputs`."""
     if not isinstance(network, nn.Module):
@@ -443,7 +445,12 @@ def adopted(
     training = network.training
     logits = _tried(network.eval(), name, shape, parts)
     network.train(training)
-    if changes_inputs(network, shape):
+    changes = None if known_changes is None else known_changes.get(shape)
+    if changes is None:
+        changes = changes_inputs(network, shape)
+    if known_changes is not None:
+        known_changes[shape] = changes
+    if changes:
         network.register_forward_pre_hook(_Copied(), prepend=True)
         say_once(
             f"{type(network).__name__} changes its inputs in place; it gets a copy of them in each "

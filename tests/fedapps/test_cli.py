@@ -232,8 +232,9 @@ def test_methods_are_listed_by_family():
     assert "methods" in fedapps("list", "models", "--family", "test-time", code=2)
 
 
-def test_a_run_leaves_the_collector_as_it_was():
+def test_a_run_leaves_the_collector_as_it_was(monkeypatch):
     """Here conftest.py has frozen what was imported; elsewhere nothing is frozen."""
+    monkeypatch.setattr(gc, "get_freeze_count", gc.get_freeze_count.counted)
     imports_kept = sys.modules["fedapps.commands.run"].imports_kept
     frozen = gc.get_freeze_count()
     with imports_kept():

@@ -27,6 +27,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 import fedapps
+from clients.models import foreign
 from clients.models.foreign import adopted
 from fedapps.common import once
 from fedapps.engines.in_process_grid import InProcessGrid
@@ -468,6 +469,27 @@ def test_a_network_that_changes_its_inputs_gets_copies(always, caplog, monkeypat
         assert torch.equal(network.train()(x), network(x))
         assert torch.equal(network.eval()(x), first)
     assert torch.equal(x, X)
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_whether_inputs_change_is_tried_for_the_first_message_alone(changes, monkeypatch):
+    """Networks of later messages get copies, or none, as the first one does."""
+    known, tried = {}, []
+    real = foreign.changes_inputs
+
+    def counted(*arguments):
+        tried.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(foreign, "changes_inputs", counted)
+    for _ in range(3):
+        network = Centred(True) if changes else linear()
+        adopted(network, "mine", (3,), 2, known_changes=known)
+        x = X.clone()
+        with torch.no_grad():
+            network(x)
+        assert torch.equal(x, X)
+    assert len(tried) == 1 and known == {(3,): changes}
 
 
 def test_other_networks_get_their_inputs_themselves():
