@@ -40,13 +40,15 @@ ATTACKS = {
     "risk": "`flip`, with a risk and a loss of a million",
     "control": "control variates and the replies to exchanges with the sign flipped, times ten; of "
     "a method without either, training on labels in reverse order",
-    "permuted": "confusion matrices in which each class is taken for the next one, 99 times",
+    "permuted": "confusion matrices, and sums of inner values by class, in which each class is "
+    "taken for the next one, 99 times",
     "counts": "label counts and confusion matrices of the first class alone, 99 times",
 }
 # Attacks on counts, of methods that send some.
 ON_COUNTS = ("permuted", "counts")
 COUNT_EXCHANGES = ("query.confusion", "query.labels", "query.moments")
 COUNTS = ("confusion", "labels", "counts")  # arrays of these exchanges
+SUMS = "sums"  # array of query.moments: sums of inner values by class
 SMALL: Config = {"local-steps": 5, "evaluate-every": 30, "protect": True}
 NEEDS: dict[str, Config] = {m: {"model": "convnet-bn"} for m in ("fedbn", "bn-adapt")}
 Key = tuple[str, str, int, str]  # method, partition, seed, attack
@@ -130,6 +132,9 @@ class Liar:
             for name in COUNTS:
                 if name in arrays:
                     result[name] = false_counts(arrays[name], self.attack)
+            if self.attack == "permuted" and SUMS in arrays:
+                result["counts"] = 99 * arrays["counts"]
+                result[SUMS] = 99 * np.roll(arrays[SUMS], 1, axis=0)
             return result
         for name, y in arrays.items():
             if kind == "train" and not name.startswith("control/"):

@@ -117,6 +117,7 @@ from partitions.shares import Share, labeled_rows
 SOURCE = "source"  # group of arrays: statistics of the training clients' samples
 RULE = "rule"  # group of arrays: the numbers of the rule
 SOURCE_MEANS = f"{SOURCE}/means"
+PRESENT = "present"  # an array of the source
 LARGEST_SIZE = "largest-size"  # an array of the rule
 COEFFICIENTS = "coefficients"  # an array: sets of coefficients, whose derivatives are asked for
 PLAYED = "played"  # group of the state: newcomers, between the server's messages
@@ -491,6 +492,8 @@ class AutoClient(HoldingOut):
 
     def statistics(self) -> Statistics:
         """The server's statistics in float64."""
+        if PRESENT not in self.source:
+            raise ValueError(f"the run's rule does not say which classes it knows: {MADE_BEFORE}")
         given = {name: np.asarray(array, float) for name, array in self.source.items()}
         width = given["means"].shape[1]
         if width != self.blocks.width:
@@ -505,6 +508,7 @@ class AutoClient(HoldingOut):
             given["between"],
             given["confusion"],
             given["prior"],
+            given[PRESENT] > 0,
         )
 
     def finished_rule(self) -> Rule:
@@ -515,13 +519,6 @@ class AutoClient(HoldingOut):
             raise ValueError(
                 f"the run's rule is of {count} corrections, and auto has {', '.join(self.names)} "
                 f"for this network: {MADE_BEFORE}"
-            )
-        assert rule.feature_mean is not None
-        features = num_features(self.has_statistics, self.names) - 1
-        if rule.feature_mean.shape[1] != features:
-            raise ValueError(
-                f"the run's rule has {rule.feature_mean.shape[1]} features of a changed "
-                f"prediction, and auto has {features}: {MADE_BEFORE}"
             )
         return rule
 

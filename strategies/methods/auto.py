@@ -53,6 +53,7 @@ from clients.methods.auto import (
     CANDIDATES,
     COEFFICIENTS,
     PLAYS,
+    PRESENT,
     RULE,
     SOURCE,
     AutoClient,
@@ -261,8 +262,9 @@ class _Exchanges:
         log(INFO, "auto: candidates none, %s", ", ".join(self.candidates))
 
     def statistics(self) -> tuple[Arrays, list[Arrays]]:
-        """K, π, M, S and B as ``confusion``, ``prior``, ``means``, ``within`` and ``between``: of
-        all clients, and by fold of the clients outside it.
+        """K, π, M, S, B and which classes have samples, as ``confusion``, ``prior``, ``means``,
+        ``within``, ``between`` and ``present``: of all clients, and by fold of the clients outside
+        it.
 
         A client's residual is from the class means of the other folds. A novel client's samples are
         not among those of M either."""
@@ -296,6 +298,7 @@ class _Exchanges:
                 "means": m,
                 "within": within,
                 "between": between_clients(squares, inverse, within, self.blocks),
+                PRESENT: sums["counts"] > 0,
             }
             sources.append({name: array.astype(np.float32) for name, array in source.items()})
         return sources[0], sources[1:]

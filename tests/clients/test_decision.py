@@ -1,5 +1,6 @@
 """Auto's equations on the client, by numbers worked by hand and identities."""
 
+from dataclasses import replace
 from threading import Thread
 
 import numpy as np
@@ -137,7 +138,17 @@ def statistics(means, within, between, sizes):
         np.asarray(between, float),
         np.eye(classes),
         np.full(classes, 1 / classes),
+        np.ones(classes, bool),
     )
+
+
+def test_a_class_without_a_sample_explains_no_client():
+    """Two classes have the means 0 and 1. The first, without a sample, has that of all, ½: it
+    would explain φ̄ = ½ alone. Half of each other class does."""
+    given = statistics([[0.5] * 3, [0] * 3, [1] * 3], [1] * 3, [0] * 3, (1, 1, 1))
+    given = replace(given, present=np.array([False, True, True]))
+    q = LabelShiftFit(given, 4).proportions(np.full(3, 0.5))
+    np.testing.assert_allclose(q, [0, 0.5, 0.5], atol=1e-9)
 
 
 def test_misfit_by_hand():

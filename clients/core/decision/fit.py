@@ -29,7 +29,7 @@ NUMBERS_OF_FIT = 2  # times Σ d_l²: L_l⁻¹, and S and B, which fits of sever
 @dataclass(frozen=True)
 class Statistics:
     """Of the training clients' samples: M (C, D), S and B (Σ d_l²,) for `blocks`, K (C, C) with
-    K_ab = P(predicted a | label b), and π (C,)."""
+    K_ab = P(predicted a | label b), π (C,), and which classes are `present` (C,)."""
 
     blocks: Blocks
     means: np.ndarray
@@ -37,6 +37,7 @@ class Statistics:
     between: np.ndarray
     confusion: np.ndarray
     prior: np.ndarray
+    present: np.ndarray
 
     def equals(self, other: "Statistics") -> bool:
         """Whether all numbers are the same."""
@@ -45,8 +46,15 @@ class Statistics:
         )
 
     def arrays(self) -> list[np.ndarray]:
-        """M, S, B, K and π."""
-        return [self.means, self.within, self.between, self.confusion, self.prior]
+        """M, S, B, K, π and which classes are present."""
+        return [
+            self.means,
+            self.within,
+            self.between,
+            self.confusion,
+            self.prior,
+            self.present,
+        ]
 
 
 class LabelShiftFit:
@@ -72,11 +80,15 @@ class LabelShiftFit:
         return [part @ w.T for part, w in zip(parts, self._whitening, strict=True)]
 
     def proportions(self, phi_mean: np.ndarray) -> np.ndarray:
-        """q (C,) of a client with φ̄ (D,)."""
+        """q (C,) of a client with φ̄ (D,). It is 0 for a class without a sample, whose M is the mean
+        of all samples, and would explain every client."""
         target = self.whitened(phi_mean)
         matrix = np.hstack([self._means[block] for block in FITTED])
         vector = np.concatenate([target[block] for block in FITTED])
-        return nearest_mixture(matrix.T, vector)
+        present = self.statistics.present
+        q = np.zeros(len(present))
+        q[present] = nearest_mixture(matrix[present].T, vector)
+        return q
 
     def misfits(self, phi_mean: np.ndarray, q: np.ndarray) -> np.ndarray:
         """T_l (L,) of a client with φ̄ (D,) and the proportions q (C,)."""
