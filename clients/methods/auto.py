@@ -7,9 +7,11 @@ FedAvg's network or by a corrected one, and sends nothing. A method among the ca
 TENT, adds what its own prediction takes.
 
 The equations are in `clients.core.decision`. Mean matching corrects predictions by (n q + 16 π) /
-(n + 16), with q of the fit (`clients.core.decision.fit`). BBSE uses π of the training clients and
-all inputs as one batch. "bn16" normalises by the inputs' statistics and by the training statistics,
-which count as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the client is FedAvg's.
+(n + 16), where q explains the means of inner values best (`clients.core.decision.fit`), as kernel
+mean matching does for inputs under target shift (Zhang et al., ICML 2013). BBSE uses π of the
+training clients and all inputs as one batch. "bn16" normalises by the inputs' statistics and by the
+training statistics, which count as 16 samples. EM takes `EM_STEPS` steps from π. Without a rule the
+client is FedAvg's.
 
 In a stream each update decides anew, for its inputs together with the newest ones before them."""
 
