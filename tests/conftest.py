@@ -90,7 +90,8 @@ def alone():
     level, handlers = log.level, {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield
     os.environ["FEDAPPS_ALLOW"] = allowed
-    log.setLevel(level)
+    if log.level != level:  # setting it empties the caches of all loggers
+        log.setLevel(level)
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
