@@ -14,8 +14,8 @@ from experiments.figures_site import sign
 JUDGED = Path(__file__).parent / "judged"
 IMAGE = Path(__file__).parents[2] / "docs" / "figures" / "auto-judged.png"
 RECORDS = {
-    "MNIST, mlp": "mnist-mlp-200-bounded.json",
-    "Fashion-MNIST, convnet-atp": "fashion-mnist-200-bounded.json",
+    "MNIST, mlp": "mnist-mlp-200-mean-matching.json",
+    "Fashion-MNIST, mlp": "fashion-mnist-mlp-200-mean-matching.json",
 }
 FIXED = {
     "bbse": ("#9467bd", "BBSE"),

@@ -124,7 +124,8 @@ class Auto(FedAvg):
     alpha = setting(
         0.0,
         "share of clients that a choice may harm by over a point; at least 1/(N + 1) with N "
-        "training clients; 0 stands for 0.025, or for 1/(N + 1) of 19 to 38 clients",
+        "training clients; 0 stands for 0.025, or for 1/(N + 1) of 19 to 38 clients, and for 0.05 "
+        "of clients whose inputs other proportions of classes do not explain",
         "[0, 1)",
         evaluation=True,
     )
@@ -440,7 +441,7 @@ class _Exchanges:
     def guard_of(self, regime: int, sums: Arrays) -> float:
         """k of the regime; where there is none the run says why."""
         clients = float(sums["clients"][regime])
-        alpha = allowed_share(self.strategy.alpha, clients)
+        alpha = allowed_share(self.strategy.alpha, clients, regime)
         corrected = sums["corrected"][regime]
         words = REGIME_WORDS[regime]
         if clients and not able_in(regime, self.candidates).any():

@@ -718,6 +718,22 @@ def test_without_statistics_the_guard_also_counts_among_those_that_get_a_correct
     assert rule.guard.tolist() == pytest.approx(limits)
 
 
+@pytest.mark.parametrize(("alpha", "limits"), [(0.0, [3, 0]), (0.03, [3, 3]), (0.06, [0, 0])])
+def test_by_default_the_guard_is_stricter_where_label_shift_explains_the_inputs(alpha, limits):
+    """Of 60 clients' newcomers 1.5 in all are harmed, up to k = 2.9: (1.5 + 1) / 61 = 0.041 is more
+    than 0.025, and less than 0.05."""
+    client = training_client()
+    exchanges = _Exchanges(Auto(alpha=alpha), client.initial, [Node(i, 50 + i) for i in range(60)])
+    answer = {name: np.ones((2, 101)) for name in ("loss", "corrected", "gain")}
+    answer["loss"][:, :30], answer["loss"][:, 30:] = 1.5 / 60, 0
+    answer["clients"] = np.ones(2)
+    replies = [update(i, answer) for i in range(60)]
+    exchanges.strategy.exchange = lambda action, payloads, like: replies
+    sets = np.zeros((len(client.names), 6, 2, 14))
+    rule = exchanges.with_guard(rule_that_chooses(client, -1), sets)
+    assert rule.guard.tolist() == pytest.approx(limits)
+
+
 def test_a_run_says_what_its_rule_means_for_played_newcomers():
     """Of 40 clients 8 have a harmed newcomer up to k = 0.9, a fifth; from k = 1.0 on a half gets a
     correction, 1 of 40 is harmed and (39 · 3 − 10) / 40 = 2.675 points are gained. Label shift

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import scipy
 
-from clients.core.decision.choice import NEVER, UNBOUNDED, allowed_share, smallest_alpha
+from clients.core.decision.choice import (
+    NEVER,
+    OUTSIDE,
+    UNBOUNDED,
+    allowed_share,
+    smallest_alpha,
+)
 from clients.core.decision.logistic import gradient_and_hessian, probabilities
 from clients.core.decision.tallies import DESCRIPTOR_VALUES, GUARDS, MISFITS, WIN_RATES, Grid
 from strategies.maths import decision
@@ -155,6 +161,11 @@ def test_no_smaller_share_than_one_client_of_all_is_certified():
 def test_the_default_share_is_half_of_the_limit_or_what_the_clients_certify(clients, share):
     assert allowed_share(0.0, clients) == pytest.approx(share)
     assert allowed_share(0.1, clients) == 0.1
+    # Where label shift does not explain the inputs, half of a tenth for any number of clients.
+    assert (allowed_share(0.0, clients, OUTSIDE), allowed_share(0.1, clients, OUTSIDE)) == (
+        0.05,
+        0.1,
+    )
     # What the clients certify without a harmed newcomer, they may choose by.
     none = np.zeros(len(GUARDS))
     k = decision.least_guard(none, none + 1, clients, allowed_share(0.0, clients))

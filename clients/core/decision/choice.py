@@ -25,6 +25,7 @@ LABEL_SHIFT, OUTSIDE = 0, 1  # regimes
 KEEP = -1  # the choice of FedAvg
 LEAST_INPUTS_WON = 0.5
 HARM_LIMIT = 0.05  # share of later clients that a choice may harm
+HARM_LIMIT_OUTSIDE = 0.1  # the same, of clients whose inputs label shift does not explain
 CUT = 5.0  # deviations of a feature from its mean over plays
 NEVER = 1e6  # a k that no client reaches: nothing is chosen
 UNBOUNDED = 1e6  # an end of a descriptor's range that cuts nothing
@@ -47,12 +48,15 @@ def smallest_alpha(clients: float) -> float:
     return 1 / (clients + 1)
 
 
-def allowed_share(alpha: float, clients: float) -> float:
-    """The α that N clients keep: the one that was written, or by default (0) half of the
-    `HARM_LIMIT`, so that few samples of later clients exceed it. Where N clients certify no less,
-    it is the least that they certify, up to the limit."""
+def allowed_share(alpha: float, clients: float, regime: int = LABEL_SHIFT) -> float:
+    """The α that N clients keep in a regime: the one that was written, or by default (0) half of
+    the regime's limit, so that few samples of later clients exceed it. Where label shift explains
+    the inputs, and N clients certify no less, it is the least that they certify, up to the
+    limit."""
     if alpha > 0:
         return alpha
+    if regime == OUTSIDE:
+        return HARM_LIMIT_OUTSIDE / 2
     return min(max(HARM_LIMIT / 2, smallest_alpha(clients)), HARM_LIMIT)
 
 
