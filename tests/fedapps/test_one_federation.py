@@ -53,7 +53,7 @@ def test_the_federation_is_printed_before_a_run_and_a_dry_run_writes_nothing(tmp
     before = sorted(tmp_path.rglob("*"))
     more = ["--methods", "fedavg,tent,auto", "auto.alpha=0.5", "--dry-run", "--output", tmp_path]
     said = invoke("run", *SMALL, "lr=0.3", *more).output
-    note = "auto: candidates none, bbse; bn16 needs batch normalisation, which mlp lacks"
+    note = "auto: candidates none, mean-matching; bn16 needs batch normalisation, which mlp lacks"
     assert note in " ".join(said.split())
     assert re.search(r"fedavg-seed0 │ +finished │ +2 │ +– │", said)
     assert re.search(r"tent-seed0 │ +new │ +2 │ 0:00:\d\d │ +\d\.\d GiB", said)
