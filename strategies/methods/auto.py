@@ -84,6 +84,8 @@ HEAD_WEIGHT = "head.weight"
 # Moments, spread, misfits twice, features, Newton's steps, calibration, guard.
 NUM_EXCHANGES = 7 + STEPS
 COUNTED = ("confusion", "misfits", "descriptors", "sizes")  # arrays of counts alone
+# Arrays without negative numbers: these, and numbers of samples by class and of newcomers.
+NOT_NEGATIVE = (*COUNTED, "counts", "count")
 SHARES = ("loss", "corrected", "clients")  # arrays of shares, from 0 to 1
 GAIN = "gain"  # an array of shares of inputs, from -1 to 1
 NOT_MOVED = (*COUNTED, *SHARES, GAIN)  # arrays with limits of their own
@@ -539,10 +541,14 @@ class _Exchanges:
         return list(zip([reply.node for reply in replies], answers, strict=True))
 
     def bound(self, answers: list[Arrays]) -> None:
-        """Bound what one client's answer can count. A loss is a share, so that a liar can hide only
-        its own, and a newcomer without a correction has none; `protect` turns on the limits of
+        """Bound what one client's answer can count. No count is negative, so that a liar can take
+        none from others. A loss is a share, so that a liar can hide only its own, and a newcomer
+        without a correction has none; `protect` turns on the limits of
         `strategies.core.count_limits` for all others."""
         for answer in answers:
+            for name in NOT_NEGATIVE:
+                if name in answer:
+                    answer[name] = np.maximum(answer[name], 0)
             for share in SHARES:
                 if share in answer:
                     answer[share] = np.clip(answer[share], 0, 1)

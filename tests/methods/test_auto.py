@@ -702,6 +702,26 @@ def test_few_training_clients_cannot_choose_and_the_run_says_so():
     assert "raise auto.plays, or name changes" in said[1] and "auto.alpha" not in said[1]
 
 
+def test_a_client_that_claims_less_than_no_sample_takes_no_class_from_others():
+    """Its counts are -1000 of each class, and count as 0."""
+    client = training_client()
+    exchanges = _Exchanges(Auto(alpha=0.5), client.initial, [Node(i, 50 + i) for i in range(2)])
+
+    def exchange(action, payloads, like):
+        honest, _ = getattr(client, action.partition(".")[2])(next(iter(payloads.values())), {})
+        false = {name: np.zeros_like(array) for name, array in honest.items()}
+        for name in {"confusion", "counts"} & {*honest}:
+            false[name] = np.full_like(honest[name], -1000)
+        return [update(0, honest), update(1, false)]
+
+    exchanges.strategy.exchange = exchange
+    source, _ = exchanges.statistics()
+    assert source["present"].tolist() == [1, 1, 1]
+    expected = source_of(client, idle=1)
+    for name in ("confusion", "prior", "means"):
+        np.testing.assert_allclose(source[name], expected[name], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "limits"), [("convnet-bn", [0, NEVER]), ("convnet", [3, 0])])
 def test_without_statistics_the_guard_also_counts_among_those_that_get_a_correction(name, limits):
     """Of 40 clients' newcomers 2 in all are harmed, of 8 that get a correction, up to k = 2.9; at
