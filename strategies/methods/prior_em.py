@@ -74,7 +74,7 @@ class PriorEM(FedAvg):
     def _sum(
         self, query: str, training: Sequence[Node], sent: Arrays, shape: tuple[int, ...]
     ) -> np.ndarray | None:
-        """The sum of the clients' counts; None without a reply."""
+        """The sum of the clients' counts, negative ones as 0; None without a reply."""
         like = {query: np.zeros(shape, np.float32)}
         replies = self.exchange(
             f"query.{query}", dict.fromkeys(training, sent), like=dict.fromkeys(training, like)
@@ -83,7 +83,7 @@ class PriorEM(FedAvg):
             return None
         total = np.zeros(shape)
         for counts in self.bounded([reply.arrays[query] for reply in replies]):
-            total = total + counts
+            total = total + np.maximum(counts, 0)
         return total
 
     def bounded(self, counts: list[np.ndarray]) -> list[np.ndarray]:

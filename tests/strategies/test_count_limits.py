@@ -65,6 +65,14 @@ def test_other_labels_are_no_mistakes_and_rare_labels_are_not_compared():
         np.testing.assert_array_equal(before, after)
 
 
+def test_no_client_takes_counts_from_others():
+    """One says 4 and 6, another -99 and 1, without `protect`: 4 and 7 in all."""
+    strategy = PriorEM(source_prior="training")
+    replies = [update(0, {"labels": np.array(labels)}) for labels in ([4.0, 6.0], [-99.0, 1.0])]
+    strategy.exchange = lambda action, payloads, like: replies
+    assert strategy._sum("labels", [], {}, (2,)).tolist() == [4, 7]
+
+
 def test_the_methods_limit_with_protect_and_only_then():
     counts = [HONEST] * 4 + [99 * PERMUTED]
     assert BBSE().bounded(counts) is counts
